@@ -1,0 +1,70 @@
+"""Every failure Draftgate reports: one class, one closed set of codes, one wire form.
+
+The engine runs behind Triton, whose own error codes lack RESOURCE_EXHAUSTED and DEADLINE_EXCEEDED
+and whose streams report some errors as text alone. So an engine error travels as text that starts
+with a marker and the code; `from_wire` finds it again wherever a log tag or an ensemble's name was
+put in front of it.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+__all__ = ["DraftgateError", "ErrorCode", "from_wire", "invalid_argument", "to_wire"]
+
+
+class ErrorCode(StrEnum):
+    """The canonical gRPC codes that Draftgate uses, by name."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    UNAVAILABLE = "UNAVAILABLE"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    INTERNAL = "INTERNAL"
+
+
+class DraftgateError(Exception):
+    """A failure with a code and a message fit for the caller.
+
+    `field` names the request field at fault, dotted from the request's root, or is empty.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.field = field
+
+
+def invalid_argument(field: str, value: object, allowed: str) -> DraftgateError:
+    """The one form of a bad-input message: the field, the value and the allowed range."""
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    return DraftgateError(
+        ErrorCode.INVALID_ARGUMENT, f"{field}: got {shown}, allowed: {allowed}", field=field
+    )
+
+
+_WIRE = re.compile(
+    r"\[draftgate:(?P<code>[A-Z_]+)(?::(?P<field>[\w.\[\]]*))?\] (?P<message>.*)", re.S
+)
+
+
+def to_wire(error: DraftgateError) -> str:
+    """Text of a Triton error that `from_wire` reads back."""
+    return f"[draftgate:{error.code.value}:{error.field}] {error.message}"
+
+
+def from_wire(text: str) -> DraftgateError | None:
+    """The error that `to_wire` wrote, found anywhere in `text`; None if there is none."""
+    found = _WIRE.search(text)
+    if found is None or found["code"] not in ErrorCode.__members__:
+        return None
+    return DraftgateError(ErrorCode(found["code"]), found["message"], field=found["field"] or "")
