@@ -33,8 +33,12 @@ class FakeTritonError:
     )
     ALREADY_EXISTS, CANCELLED, UNSUPPORTED = "exists", "cancelled", "unsupported"
 
-    def __init__(self, message: str, code: str) -> None:
+    def __init__(self, message: str, code: int) -> None:
         self.message, self.code = message, code
+
+
+class FakeModelError(Exception):
+    pass
 
 
 class FakeResponse:
@@ -57,6 +61,7 @@ class FakePbUtils:
     Tensor = FakeTensor
     InferenceResponse = FakeResponse
     TritonError = FakeTritonError
+    TritonModelException = FakeModelError
     Request = FakeRequest
 
     @staticmethod

@@ -7,7 +7,8 @@ process. Everything here takes it as an argument; `load_pb_utils` is the one pla
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from draftgate.contract import DataType, TensorSpec
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument, to_wire
 
-__all__ = ["Inputs", "PbUtils", "error_response", "load_pb_utils", "response"]
+__all__ = ["Inputs", "PbUtils", "Value", "error_response", "load_pb_utils", "loading", "response"]
 
 Value = bool | int | float | str | Sequence[int] | Sequence[float] | npt.NDArray[Any]
 
@@ -47,6 +48,7 @@ class PbUtils(Protocol):
     Tensor: Any
     InferenceResponse: Any
     TritonError: Any
+    TritonModelException: Any
 
     def get_input_tensor_by_name(self, request: Any, name: str) -> Any:
         """The request's tensor, or None."""
@@ -161,6 +163,16 @@ def error_response(pb_utils: PbUtils, error: DraftgateError) -> Any:
     """A response that carries `error`, readable by `errors.from_wire`."""
     code = getattr(pb_utils.TritonError, _TRITON_CODES.get(error.code, "INTERNAL"))
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(to_wire(error), code))
+
+
+@contextmanager
+def loading(pb_utils: PbUtils) -> Iterator[None]:
+    """For a model's `initialize`: a DraftgateError becomes one line of Triton's log that
+    `errors.from_wire` reads back."""
+    try:
+        yield
+    except DraftgateError as error:
+        raise pb_utils.TritonModelException(to_wire(error)) from error
 
 
 def _to_numpy(dtype: DataType, value: Value) -> npt.NDArray[Any]:
