@@ -49,6 +49,7 @@ class PbUtils(Protocol):
     InferenceResponse: Any
     TritonError: Any
     TritonModelException: Any
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL: int
 
     def get_input_tensor_by_name(self, request: Any, name: str) -> Any:
         """The request's tensor, or None."""
