@@ -186,7 +186,7 @@ class _Sender:
         values: dict[str, Value] = {
             "output_ids": output.token_ids,
             "chunk_index": output.chunk_index,
-            "logprobs": output.logprobs,
+            "token_logprobs": output.logprobs,
             "top_logprobs": [value for row in output.top_logprobs for value in row],
             "top_ids": [token for row in output.top_ids for token in row],
             "gate_reason": int(output.gate_reason),
