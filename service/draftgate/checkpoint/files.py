@@ -1,15 +1,20 @@
-"""JSON files and digests."""
+"""JSON files, digests, and what the file system reports."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from draftgate.errors import DraftgateError, ErrorCode
 
-__all__ = ["bad_file", "read_json", "sha256", "write_json"]
+__all__ = ["bad_file", "disk_errors", "read_json", "sha256", "write_json"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -37,3 +42,27 @@ def sha256(path: Path) -> str:
 def bad_file(path: Path, problem: str) -> DraftgateError:
     """A file or folder that cannot be used as it is."""
     return DraftgateError(ErrorCode.FAILED_PRECONDITION, f"{path}: {problem}")
+
+
+@contextmanager
+def disk_errors(place: Path) -> Iterator[None]:
+    """Turn what the file system reports while `place` is written into one clear error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise _disk_full(place) from error
+        file = Path(error.filename or place)
+        raise bad_file(file, f"cannot be used: {error.strerror or error}") from error
+    except Exception as error:
+        # safetensors reports a failed write as an error of its own, with the system's text in it.
+        if f"os error {errno.ENOSPC}" in str(error):
+            raise _disk_full(place) from error
+        raise
+
+
+def _disk_full(place: Path) -> DraftgateError:
+    return DraftgateError(
+        ErrorCode.RESOURCE_EXHAUSTED,
+        f"the disk filled up while {place} was written; free some space there",
+    )

@@ -73,7 +73,7 @@ def fault(folder: Path, source: SourceIdentity) -> str:
         files = {
             name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()
         }
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return "it has no manifest"
     except (DraftgateError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST_FILE} is damaged"

@@ -29,6 +29,8 @@ _KNOWN_WARNINGS: tuple[tuple[type[Warning], str], ...] = (
     (UserWarning, "To copy construct from a tensor"),
     # modelopt's kernels are scripted on import.
     (DeprecationWarning, r"`torch\.jit\.script"),
+    # Said beside an error that is raised all the same, such as a full disk.
+    (UserWarning, "Cannot export model to the model_config"),
 )
 
 
@@ -49,7 +51,7 @@ def quantise(source: Source, folder: Path, *, progress: Progress) -> None:
 
         model = _build_model(transformers, source, _read_tensors(source, progress))
         source.write_tokenizer(folder)
-        batches = _calibration_batches(folder / "tokenizer.json", torch)
+        batches = _calibration_batches(folder / "tokenizer.json", source.shape.max_positions)
         progress.stage("quantising", len(batches))
 
         def run_calibration(model: Any) -> None:
@@ -95,16 +97,15 @@ def _build_model(transformers: Any, source: Source, state: dict[str, torch.Tenso
     return model.eval()
 
 
-def _calibration_batches(tokenizer_file: Path, torch: Any) -> list[torch.Tensor]:
+def _calibration_batches(tokenizer_file: Path, max_positions: int) -> list[torch.Tensor]:
     """The calibration text as [1, tokens] batches."""
+    import torch
     from tokenizers import Tokenizer
 
     text = resources.files("draftgate.checkpoint").joinpath("data", CALIBRATION_TEXT)
     ids = Tokenizer.from_file(str(tokenizer_file)).encode(text.read_text(encoding="utf-8")).ids
-    return [
-        torch.tensor([ids[start : start + _CALIBRATION_TOKENS]])
-        for start in range(0, len(ids), _CALIBRATION_TOKENS)
-    ]
+    size = min(_CALIBRATION_TOKENS, max_positions)
+    return [torch.tensor([ids[start : start + size]]) for start in range(0, len(ids), size)]
 
 
 def _write_configs(source: Source, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from draftgate.checkpoint.files import bad_file
+from draftgate.checkpoint.files import disk_errors
 from draftgate.checkpoint.layout import check_layout, checkpoint_bytes
 from draftgate.checkpoint.manifest import (
     MANIFEST_FILE,
@@ -26,8 +25,6 @@ from draftgate.errors import DraftgateError, ErrorCode
 
 __all__ = ["ensure_checkpoint", "prepare"]
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
 
 def ensure_checkpoint(source: Path, out: Path, *, progress: Progress) -> Path:
     """Return `out`, holding the FP8 checkpoint of `source`; prepare it unless it is there whole.
@@ -36,12 +33,14 @@ def ensure_checkpoint(source: Path, out: Path, *, progress: Progress) -> Path:
     Raises `DraftgateError` as `prepare` does.
     """
     progress.stage("checking", 1)
-    identity = _identify(source)
-    if not fault(out, identity):
-        return out
+    with disk_errors(out):
+        identity = _identify(source)
+        if not fault(out, identity):
+            return out
     with _locked(out, progress):
         # Another process may have built it while this one waited.
-        problem = fault(out, identity)
+        with disk_errors(out):
+            problem = fault(out, identity)
         if problem:
             if (out / MANIFEST_FILE).exists():
                 progress.note(f"{out}: {problem}; preparing it again")
@@ -57,7 +56,8 @@ def prepare(source: Path, out: Path, *, progress: Progress) -> None:
     supported, ALREADY_EXISTS when `out` holds something else, RESOURCE_EXHAUSTED when the disk
     is full, FAILED_PRECONDITION for files that cannot be read or written.
     """
-    identity = _identify(source)
+    with disk_errors(out):
+        identity = _identify(source)
     with _locked(out, progress):
         _build(source, identity, out, progress)
 
@@ -79,7 +79,7 @@ def _build(source_path: Path, identity: SourceIdentity, out: Path, progress: Pro
             "choose another place or remove it",
         )
     building, replaced = _beside(out, "building"), _beside(out, "replaced")
-    with _disk_errors(out):
+    with disk_errors(out):
         _remove(building)
         _remove(replaced)
         progress.stage("reading", 1)
@@ -116,7 +116,7 @@ def _check_space(source: Source, out: Path) -> None:
 @contextmanager
 def _locked(out: Path, progress: Progress) -> Iterator[None]:
     """Hold the lock file beside `out`. The kernel lets go of it if this process dies."""
-    with _disk_errors(out):
+    with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         file = _beside(out, "lock").open("ab")
     with file:
@@ -126,30 +126,6 @@ def _locked(out: Path, progress: Progress) -> Iterator[None]:
             progress.note(f"{out}: waiting for another process that is preparing it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-@contextmanager
-def _disk_errors(out: Path) -> Iterator[None]:
-    """Turn what the file system reports into one clear error."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise _disk_full(out) from error
-        place = error.filename or out
-        raise bad_file(Path(place), f"cannot be prepared: {error.strerror or error}") from error
-    except Exception as error:
-        # safetensors reports a failed write as its own error, with the system's text in it.
-        if "os error 28" in str(error):
-            raise _disk_full(out) from error
-        raise
-
-
-def _disk_full(out: Path) -> DraftgateError:
-    return DraftgateError(
-        ErrorCode.RESOURCE_EXHAUSTED,
-        f"the disk filled up while {out} was prepared; free some space on {out.parent}",
-    )
 
 
 def _settle(folder: Path) -> None:
