@@ -49,14 +49,13 @@ class Target:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self._loader = _Loader(config.shape, reader, dtype, device)
-        self._embedding = self._loader.embedding()
-        self._layers = [self._loader.layer(index) for index in range(config.shape.layers)]
-        self._norm = self._loader.vector("model.norm.weight", config.shape.hidden_size)
-        self._head = self._loader.head()
         shape = config.shape
+        loader = _Loader(shape, reader, dtype, device)
+        self._embedding = loader.embedding()
+        self._layers = [loader.layer(index) for index in range(shape.layers)]
+        self._norm = loader.vector("model.norm.weight", shape.hidden_size)
+        self._head = loader.head()
         self._rope = RopeTable(shape.rope, shape.head_dim, shape.max_positions, dtype, device)
-        del self._loader
 
     def plan(self, spans: Sequence[RowSpan]) -> AttentionPlan:
         """How attention runs for a step of these rows."""
