@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_harness import greedy, running
+from tiny_models import TINY, write_checkpoint
 
 from draftgate.engine import Target, load_target
 from draftgate.text import Tokenizer
@@ -52,3 +53,10 @@ def together(target: Target, prompts: dict[str, list[int]]) -> dict[str, list[in
     """Each prompt's greedy tokens, from one batch without speculation."""
     with running(target, drafter="none") as engine:
         return engine.run(prompts, greedy(TOKENS))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """A random model of a few thousand weights in fp32: for what does not depend on real text."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", TINY)
+    return load_target(folder, torch.float32)
