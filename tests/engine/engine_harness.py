@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftgate.contract import FinishReason, GateReason
+import pytest
+
+from draftgate.contract import DraftSource, FinishReason, GateReason
 from draftgate.engine import Engine, EngineConfig, Output, Request, Target
+from draftgate.engine.drafters import Draft, Drafter, DraftQuery
 from draftgate.sampling import SamplingParams
 
 _PATIENCE_S = 240.0
@@ -157,3 +160,41 @@ def running(
         engine.close()
     left = engine.counters()
     assert (left.running_rows, left.waiting_rows, left.kv_used_blocks) == (0, 0, 0)
+
+
+class ScriptedDrafter(Drafter):
+    """Proposes what `rule` says, and holds the engine to what a drafter may count on."""
+
+    source = DraftSource.NGRAM
+
+    def __init__(self, rule: Callable[[DraftQuery], Draft]) -> None:
+        self.rule = rule
+        self.rows: dict[int, list[int]] = {}
+        """What each row's tokens are known to be."""
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+        assert len({query.row_id for query in queries}) == len(queries)
+        drafts = []
+        for query in queries:
+            assert query.count >= 1
+            assert self.rows[query.row_id] == list(query.tokens), "drafting for a row out of sync"
+            drafts.append(self.rule(query))
+            assert len(drafts[-1].token_ids) <= query.count
+        return drafts
+
+    def observe(self, row_id: int, tokens: Sequence[int], upto: int) -> None:
+        known = self.rows.get(row_id, [])
+        assert len(known) < upto <= len(tokens), "observed again without a reset"
+        assert list(tokens[: len(known)]) == known, "a settled token has changed"
+        self.rows[row_id] = list(tokens[:upto])
+
+    def reset(self, row_id: int) -> None:
+        self.rows.pop(row_id, None)
+
+    def synced_upto(self, row_id: int) -> int:
+        return len(self.rows.get(row_id, []))
+
+
+def use_drafter(monkeypatch: pytest.MonkeyPatch, drafter: Drafter) -> None:
+    """Engines made from now on draft with this one."""
+    monkeypatch.setattr("draftgate.engine.engine.make_drafter", lambda config: drafter)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tiny_models import TINY
+from tiny_models import BLOCK_BYTES, TINY
 
 from draftgate.checkpoint.architectures import model_shape
 from draftgate.engine import EngineConfig
@@ -20,7 +20,6 @@ from draftgate.errors import DraftgateError, ErrorCode
 SHAPE = model_shape(TINY)
 CPU = torch.device("cpu")
 WIDTH = 2 * SHAPE.kv_heads * SHAPE.head_dim
-BLOCK_BYTES = BLOCK_TOKENS * WIDTH * 4 * SHAPE.layers
 SLOT_TOKENS = 96
 
 

@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from test_kv_cache import BLOCK_BYTES, SHAPE, stored, write
+from test_kv_cache import SHAPE, stored, write
+from tiny_models import BLOCK_BYTES
 
 from draftgate.engine import EngineConfig, Request
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache

@@ -28,6 +28,9 @@ TINY: dict[str, Any] = {
     "eos_token_id": 1,
 }
 
+BLOCK_BYTES = 16 * 2 * TINY["num_key_value_heads"] * TINY["head_dim"] * 4 * 2
+"""One block of its KV cache: 16 positions of keys and values in fp32, both layers."""
+
 
 def tiny_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
     """Random weights whose logits lie well apart: hidden states neither vanish nor explode."""
