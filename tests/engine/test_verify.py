@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from chi_square import p_value
 
 import draftgate.engine.verify as verify_module
 from draftgate.engine.sampler import RowSampler
@@ -70,21 +70,7 @@ def p_values(
     expected = np.zeros((count + 1, vocab))
     for (drawn, accepted), times in runs.items():
         expected[: accepted + 1] += times * targets(drawn)[: accepted + 1].double().numpy()
-    return [_p_value(*pair) for pair in zip(observed, expected, strict=True)]
-
-
-def _p_value(observed: np.ndarray, expected: np.ndarray) -> float:
-    """Chi-square over the tokens, those seldom expected counted together."""
-    if observed[expected == 0.0].any():
-        return 0.0  # a token of probability 0 came out
-    rare = expected < 5.0
-    observed = np.append(observed[~rare], observed[rare].sum())
-    expected = np.append(expected[~rare], expected[rare].sum())
-    observed, expected = observed[expected > 0.0], expected[expected > 0.0]
-    if len(expected) < 2:
-        return 1.0
-    expected *= observed.sum() / expected.sum()  # fp32 rows add up to 1 only nearly
-    return float(stats.chisquare(observed, expected).pvalue)
+    return [p_value(*pair) for pair in zip(observed, expected, strict=True)]
 
 
 def random_rows(rows: int, vocab: int, seed: int, *, sharpness: float = 1.5) -> torch.Tensor:
@@ -247,7 +233,7 @@ def test_coupled_sampling_emits_the_target_over_positions() -> None:
     sampler = RowSampler(SamplingParams(max_tokens=1, seed=11), [0], [], 64, CPU)
     tokens = sampler.coupled(target.expand(DRAWS, 64), 1000)
     observed = np.bincount(tokens, minlength=64).astype(float)
-    assert _p_value(observed, DRAWS * target.double().numpy()) > SIGNIFICANT
+    assert p_value(observed, DRAWS * target.double().numpy()) > SIGNIFICANT
 
 
 def test_coupled_sampling_emits_the_target_over_seeds_and_positions_apart() -> None:
@@ -261,7 +247,7 @@ def test_coupled_sampling_emits_the_target_over_seeds_and_positions_apart() -> N
         one, two = sampler.coupled(pair, 40)
         joint[one, two] += 1
     expected = draws * np.outer(first.double().numpy(), second.double().numpy())
-    assert _p_value(joint.ravel(), expected.ravel()) > SIGNIFICANT
+    assert p_value(joint.ravel(), expected.ravel()) > SIGNIFICANT
 
 
 def test_coupled_drafts_do_not_change_what_comes_out() -> None:
@@ -291,7 +277,7 @@ def test_nothing_drafted_is_a_plain_draw() -> None:
     tokens = [verify_rejection(target, [], None, generator) for _ in range(20_000)]
     assert {accepted for accepted, _ in tokens} == {0}
     observed = np.bincount([token for _, token in tokens], minlength=8).astype(float)
-    assert _p_value(observed, 20_000 * target[0].double().numpy()) > SIGNIFICANT
+    assert p_value(observed, 20_000 * target[0].double().numpy()) > SIGNIFICANT
 
 
 @pytest.mark.parametrize("vocab", [2, 8])
