@@ -48,7 +48,8 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        return self._ended.is_set()
+        """Whether its last output is there."""
+        return bool(self.outputs) and self.finish_reason is not FinishReason.NONE
 
     @property
     def tokens(self) -> list[int]:

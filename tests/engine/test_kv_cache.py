@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from process_memory import resident_bytes
 from tiny_models import BLOCK_BYTES, TINY
 
 from draftgate.checkpoint.architectures import model_shape
@@ -149,14 +149,6 @@ def test_address_space_that_cannot_be_had_is_refused() -> None:
     with pytest.raises(DraftgateError, match="max_batch_rows") as caught:
         KVCache(shape, config, 1 << 20, torch.float32, CPU)
     assert caught.value.code is ErrorCode.FAILED_PRECONDITION
-
-
-def resident_bytes() -> int:
-    """Memory that is this process's own: not the files it has mapped."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no RssAnon in /proc/self/status")
 
 
 def test_memory_is_taken_as_rows_grow_and_given_back_as_they_leave() -> None:
