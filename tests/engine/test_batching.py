@@ -69,14 +69,14 @@ class Crowd:
             self.extras_to_come -= 1
             name = f"extra {self.extras_to_come}"
             ids = self.prompts[str(self.random.choice(list(self.prompts)))]
-            self.extras[name] = self.engine.submit(name, ids, greedy(1000))
+            self.extras[name] = self.engine.submit(name, ids, greedy(100))
         if self.extras and self.random.random() < self.join_share:
             self.engine.engine.stop(str(self.random.choice(list(self.extras))))
 
 
 def first_chosen(prompts: dict[str, list[int]]) -> list[str]:
-    """A third of the prompts, of every kind."""
-    return sorted(prompts)[::3]
+    """A quarter of the prompts, of every kind."""
+    return sorted(prompts)[::4]
 
 
 def check_one_by_one(
@@ -111,10 +111,10 @@ def test_joins_cancels_and_chunks_change_no_token(
 ) -> None:
     """All prompts, joining and leaving among requests that are cancelled, with odd chunks, fewer
     rows than requests and speculation on."""
-    with running(target, prefill_chunk_tokens=53, max_batch_rows=11) as engine:
-        tokens = Crowd(engine, prompts, greedy(TOKENS), seed=1, join_share=0.15).run()
+    with running(target, prefill_chunk_tokens=53, max_batch_rows=11, draft_len=2) as engine:
+        tokens = Crowd(engine, prompts, greedy(32), seed=1, join_share=0.15).run()
         counters = engine.engine.counters()
-    assert tokens == together
+    assert tokens == {name: together[name][:32] for name in prompts}
     assert counters.rows_freed_cancelled > 0
     assert counters.accepted_tokens > 0
 

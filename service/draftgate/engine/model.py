@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +140,16 @@ class Target:
 def load_target(model_dir: Path, dtype: torch.dtype, device: torch.device | None = None) -> Target:
     """Load a checkpoint folder, FP8 or plain. Raises DraftgateError if it is not one."""
     config = ModelConfig.load(model_dir)
-    return Target(config, CheckpointReader(model_dir), dtype, device or torch.device("cpu"))
+    target = Target(config, CheckpointReader(model_dir), dtype, device or torch.device("cpu"))
+    _return_freed_memory()
+    return target
+
+
+def _return_freed_memory() -> None:
+    """Ask glibc for what loading freed: a third of the weights, and it would keep it."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 class _Loader:
