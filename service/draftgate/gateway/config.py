@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from draftgate.upstream.buffer import BufferLimits
@@ -32,7 +32,7 @@ class GatewayConfig:
     """Longest prompt, or sum of all messages, in UTF-8 bytes."""
     max_messages: int = 1024
     """Most messages in one conversation."""
-    stream_limits: BufferLimits = BufferLimits()
+    stream_limits: BufferLimits = field(default_factory=BufferLimits)
     """How far the reader of a stream may lag behind before its generation is ended."""
     write_timeout_s: float = 10.0
     """How long one event may wait for the reader's transport before the call is ended."""

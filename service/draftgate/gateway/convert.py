@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate._pb.draftgate.v1 import model_pb2
 from draftgate.contract import DraftSource, FinishReason
@@ -13,7 +15,7 @@ from draftgate.upstream.types import ChatMessage, EngineDescription
 
 __all__ = ["generation_input", "model_message", "response"]
 
-_FINISH_REASONS = {
+_FINISH_REASONS: Mapping[str, pb.FinishReason.ValueType] = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
     FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,

@@ -19,7 +19,7 @@ _Context = grpc.aio.ServicerContext[object, health_pb2.HealthCheckResponse]
 _Status = health_pb2.HealthCheckResponse
 
 
-class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # untyped base
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the base is untyped
     """The same status for the server as a whole ("") and for each of its services."""
 
     def __init__(self, services: Iterable[str]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import grpc
 import grpc.aio
 from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
@@ -32,10 +30,9 @@ def to_status(error: DraftgateError) -> status_pb2.Status:
     return status
 
 
-async def abort(context: grpc.aio.ServicerContext[object, object], error: DraftgateError) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: DraftgateError) -> NoReturn:
     """End the call with the error's status."""
     await context.abort_with_status(rpc_status.to_status(to_status(error)))
-    raise asyncio.CancelledError  # Not reached: abort_with_status raises.
 
 
 def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest) -> any_pb2.Any:

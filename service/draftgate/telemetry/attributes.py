@@ -1,8 +1,8 @@
 """The name of every span attribute, in one place.
 
-`rpc.*` follows OpenTelemetry semantic conventions 1.42, `gen_ai.*` the GenAI conventions 0.1.0. They
-say nothing about speculative decoding, so that part is our own namespace; its fields mean what the
-acceptance records of AIPerf and the engines mean by the same names.
+`rpc.*` follows OpenTelemetry semantic conventions 1.42, `gen_ai.*` the GenAI conventions 0.1.0.
+They say nothing about speculative decoding, so that part is our own namespace; its fields mean what
+the acceptance records of AIPerf and of the engines mean by the same names.
 """
 
 from __future__ import annotations
