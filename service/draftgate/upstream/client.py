@@ -189,11 +189,14 @@ class Generation:
         return chunk
 
     def abandon(self, error: DraftgateError) -> None:
-        """End the generation now: the consumer sees `error`, the engine is told to stop.
+        """End the generation now: the consumer sees `error` next, the engine is told to stop.
 
         Without effect once the last chunk came.
         """
-        self._buffer.fail(error)
+        self._fail(error, at_once=True)
+
+    def _fail(self, error: DraftgateError, *, at_once: bool = False) -> None:
+        self._buffer.fail(error, at_once=at_once)
         if not self._buffer.finished and not self._stopping:
             self._stopping = True
             self._client.spawn(self._stop())
@@ -207,9 +210,9 @@ class Generation:
         except TimeoutError:
             _log.warning("generation %s: Triton did not end its stream", self.wire_id)
         except DraftgateError as error:
-            self.abandon(error)
+            self._fail(error)
         else:
-            self.abandon(responses.broken("the stream ended without a finish reason"))
+            self._fail(responses.broken("the stream ended without a finish reason"))
 
     def _take(self, response: pb.ModelStreamInferResponse) -> None:
         if self._buffer.ended:
@@ -220,7 +223,7 @@ class Generation:
             if responses.has_outputs(response.infer_response):
                 self._buffer.put(responses.parse_chunk(response.infer_response))
         except DraftgateError as error:
-            self.abandon(error)
+            self._fail(error)
         if self._buffer.finished:
             self._limit_reading()
 
