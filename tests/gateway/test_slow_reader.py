@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import grpc
 import grpc.aio
 import pytest
+from tests.fakes.triton import FakeTriton, Received, Script, Step
+from tests.support.gateway import connected, running_gateway
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.upstream.buffer import BufferLimits
-from tests.fakes.triton import FakeTriton, Received, Script, Step
-from tests.support.gateway import connected, running_gateway
 
 TEXT = "x" * 65536
 # Few bytes in flight, so that an idle reader blocks the writer soon.

@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.fakes.triton import FakeTriton
 
 from draftgate.upstream.client import TritonClient, TritonClientConfig
-from tests.fakes.triton import FakeTriton
 
 
 @pytest.fixture

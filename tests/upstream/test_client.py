@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.fakes.triton import DESCRIPTION, FakeTriton, Script, Step, words
 
 from draftgate import contract
 from draftgate.errors import DraftgateError, ErrorCode
@@ -14,7 +15,6 @@ from draftgate.sampling import SamplingParams
 from draftgate.upstream.client import TritonClient, TritonClientConfig
 from draftgate.upstream.probe import not_ready_reason
 from draftgate.upstream.types import Chunk, GenerationRequest, TextPrompt
-from tests.fakes.triton import DESCRIPTION, FakeTriton, Script, Step, words
 
 ENDLESS = Script([Step({"output_ids": [1], "text_output": "x"}, delay_s=0.005)], endless=True)
 
