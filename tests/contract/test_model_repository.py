@@ -85,9 +85,8 @@ def test_the_ensemble_wires_every_tensor() -> None:
 
 @pytest.mark.parametrize("name", PYTHON_MODELS)
 def test_model_files_are_shims(name: str) -> None:
-    """Nothing but imports and names, so that all logic is importable and tested."""
+    """They define nothing, so that all logic is importable and tested."""
     tree = ast.parse((REPOSITORY / name / "1" / "model.py").read_text())
-    assert all(isinstance(node, ast.Expr | ast.ImportFrom | ast.Assign) for node in tree.body), (
-        ast.unparse(tree)
-    )
-    assert len(ast.unparse(tree).splitlines()) < 10
+    defined = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    assert not [node for node in defined if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    assert len(defined) < 10

@@ -186,7 +186,7 @@ class _Sender:
         values: dict[str, Value] = {
             "output_ids": output.token_ids,
             "chunk_index": output.chunk_index,
-            "logprobs": output.logprobs,
+            "token_logprobs": output.logprobs,
             "top_logprobs": [value for row in output.top_logprobs for value in row],
             "top_ids": [token for row in output.top_ids for token in row],
             "gate_reason": int(output.gate_reason),
@@ -279,10 +279,10 @@ def _description(engine: Engine, tokenizer: Tokenizer) -> dict[str, object]:
     speculates = config.drafter != "none" and config.draft_len > 0
     return {
         "name": model.name,
-        "architecture": model.architecture,
+        "architecture": model.shape.architecture,
         "quantization": model.quantization,
         "compute_dtype": config.dtype,
-        "vocab_size": model.vocab_size,
+        "vocab_size": model.shape.vocab_size,
         "max_sequence_tokens": engine.max_sequence_tokens,
         "eos_token_ids": list(model.eos_token_ids),
         "has_chat_template": tokenizer.has_chat_template,
