@@ -189,7 +189,7 @@ async def test_logprobs_and_alternatives_belong_to_their_token(
                     {
                         "output_ids": [10, 11],
                         "text_output": "ab",
-                        "logprobs": [-0.5, -1.5],
+                        "token_logprobs": [-0.5, -1.5],
                         "top_ids": [10, 20, 21, 11],
                         "top_logprobs": [-0.5, -2.0, -0.25, -1.5],
                     }
