@@ -36,7 +36,7 @@ def check() -> None:
 
 
 def generate(out: Path) -> None:
-    """Write the modules and their type stubs under `out`/draftgate/_pb, replacing what was there."""
+    """Write modules and type stubs under `out`/draftgate/_pb, replacing what was there."""
     target = out / PACKAGE
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
