@@ -129,7 +129,8 @@ class FakeGateway(GenerationServiceServicer, ModelServiceServicer):
                         await context.abort(step.code, step.details)
                     case _:
                         yield _as_asked(step, request)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
+            # Cancelled while it waits, or while the server writes what it yielded.
             self.cancelled.set()
             raise
 
