@@ -9,8 +9,8 @@ import socket
 
 import grpc
 import pytest
-
 from draftgate._pb.draftgate.v1.generation_pb2 import FINISH_REASON_CANCELLED
+
 from tests.fakes.gateway import (
     Fail,
     FakeGateway,
@@ -29,7 +29,7 @@ SPECULATED: list[Step] = [
     started(),
     target("The"),
     verified([" sky", " is"], [" green", "\n"], " blue"),
-    finished(output=4, steps=1, drafted=4, accepted=2),
+    finished(steps=1, drafted=4, accepted=2),
 ]
 
 
@@ -86,9 +86,7 @@ async def test_the_prompt_can_come_from_standard_input(
     gateway: FakeGateway, arguments: list[str], stdin: str, prompt: str
 ) -> None:
     gateway.scripts.append([started(), finished()])
-    done = await run_in_pipe(
-        ["generate", *arguments, "--server", gateway.address], stdin=stdin
-    )
+    done = await run_in_pipe(["generate", *arguments, "--server", gateway.address], stdin=stdin)
     assert done.code == 0
     assert gateway.requests[0].messages[0].content == prompt
 
@@ -125,9 +123,7 @@ async def test_rejected_drafts_stay_hidden_unless_asked_for(gateway: FakeGateway
 
 
 @pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-async def test_no_colour_where_it_is_not_wanted(
-    gateway: FakeGateway, env: dict[str, str]
-) -> None:
+async def test_no_colour_where_it_is_not_wanted(gateway: FakeGateway, env: dict[str, str]) -> None:
     gateway.scripts.append(SPECULATED)
     async with on_terminal(
         "generate", "Why?", "--server", gateway.address, "--show-rejected", env=env
@@ -165,8 +161,7 @@ async def test_an_interrupt_before_the_first_token_cancels_too(gateway: FakeGate
         *DRAFTGATE, "generate", "Why?", "--server", gateway.address,
         stderr=asyncio.subprocess.PIPE, env=environment(),
     )  # fmt: skip
-    while not gateway.requests:
-        await asyncio.sleep(0.01)
+    await asyncio.wait_for(gateway.asked.wait(), 30)
     process.send_signal(signal.SIGINT)
     _, err = await process.communicate()
     assert process.returncode == 130
@@ -195,7 +190,7 @@ async def test_an_error_after_some_text_keeps_the_text_and_the_counts(
         [
             started(),
             target("so far"),
-            finished(output=1, reason=FINISH_REASON_CANCELLED),
+            finished(reason=FINISH_REASON_CANCELLED),
             Fail(grpc.StatusCode.UNAVAILABLE, "Triton is\nrestarting"),
         ]
     )
@@ -245,8 +240,7 @@ async def test_no_server_says_how_to_start_one() -> None:
 async def test_a_server_that_dies_is_an_error(gateway: FakeGateway) -> None:
     gateway.scripts.append([started(), target("half"), Hang()])
     running = asyncio.create_task(run_in_pipe(["generate", "Why?", "--server", gateway.address]))
-    while not gateway.requests:
-        await asyncio.sleep(0.01)
+    await asyncio.wait_for(gateway.asked.wait(), 30)
     await gateway.stop()
     done = await running
     assert done.code == 1
@@ -256,9 +250,7 @@ async def test_a_server_that_dies_is_an_error(gateway: FakeGateway) -> None:
 
 async def test_a_deadline_is_an_error_that_names_the_option(gateway: FakeGateway) -> None:
     gateway.scripts.append([started(), target("slow"), Hang()])
-    done = await run_in_pipe(
-        ["generate", "Why?", "--server", gateway.address, "--timeout", "1.5"]
-    )
+    done = await run_in_pipe(["generate", "Why?", "--server", gateway.address, "--timeout", "1.5"])
     assert (done.code, done.out) == (1, "slow\n")
     assert done.err == "error: not finished within 1.5 s: allow more with --timeout\n"
     await asyncio.wait_for(gateway.cancelled.wait(), 30)

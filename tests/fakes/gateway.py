@@ -15,7 +15,6 @@ from typing import Self
 
 import grpc
 import grpc.aio
-
 from draftgate._pb.draftgate.v1.generation_pb2 import (
     DRAFT_SOURCE_NGRAM,
     FINISH_REASON_EOS,
@@ -28,8 +27,8 @@ from draftgate._pb.draftgate.v1.generation_pb2 import (
     GenerationFinished,
     GenerationStarted,
     Speculation,
+    Token,
     TokenChunk,
-    Usage,
     VerifyStep,
 )
 from draftgate._pb.draftgate.v1.generation_pb2_grpc import (
@@ -80,6 +79,7 @@ class FakeGateway(GenerationServiceServicer, ModelServiceServicer):
         self.model = model
         self.scripts: deque[Script] = deque()
         self.requests: list[GenerateRequest] = []
+        self.asked = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.address = ""
         self._unexpected: list[str] = []
@@ -116,6 +116,7 @@ class FakeGateway(GenerationServiceServicer, ModelServiceServicer):
         self, request: GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[GenerateResponse]:
         self.requests.append(request)
+        self.asked.set()
         await self._check(request, context)
         if not self.scripts:
             self._unexpected.append(f"no script for {request}")
@@ -148,8 +149,10 @@ class FakeGateway(GenerationServiceServicer, ModelServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
 
 
-def started() -> GenerateResponse:
-    return GenerateResponse(started=GenerationStarted(request_id="r", model="fake"))
+def started(prompt: int = 10) -> GenerateResponse:
+    return GenerateResponse(
+        started=GenerationStarted(request_id="r", model="fake", prompt_tokens=prompt)
+    )
 
 
 def target(text: str) -> GenerateResponse:
@@ -159,11 +162,17 @@ def target(text: str) -> GenerateResponse:
     return GenerateResponse(tokens=chunk)
 
 
+def emitted(text: str, tokens: int) -> GenerateResponse:
+    """A chunk of so many tokens of the target's own; the last one completes all the text."""
+    chunk = target(text)
+    for _ in range(tokens - 1):
+        chunk.tokens.tokens.insert(0, Token(id=1, text="", source=TOKEN_SOURCE_TARGET))
+    return chunk
+
+
 def verified(accepted: Sequence[str], rejected: Sequence[str], own: str) -> GenerateResponse:
     """One verify step: accepted drafts, rejected ones, then the target's own token."""
-    chunk = TokenChunk(
-        text="".join(accepted) + own, gate_reason=GATE_REASON_FIXED, batch_rows=1
-    )
+    chunk = TokenChunk(text="".join(accepted) + own, gate_reason=GATE_REASON_FIXED, batch_rows=1)
     for text in accepted:
         chunk.tokens.add(id=1, text=text, source=TOKEN_SOURCE_DRAFT)
     chunk.tokens.add(id=1, text=own, source=TOKEN_SOURCE_TARGET)
@@ -179,8 +188,6 @@ def verified(accepted: Sequence[str], rejected: Sequence[str], own: str) -> Gene
 
 
 def finished(
-    prompt: int = 10,
-    output: int = 3,
     *,
     steps: int = 0,
     drafted: int = 0,
@@ -192,13 +199,7 @@ def finished(
         counts.acceptance_rate = accepted / drafted
     if steps:
         counts.mean_acceptance_length = 1 + accepted / steps
-    return GenerateResponse(
-        finished=GenerationFinished(
-            finish_reason=reason,
-            usage=Usage(prompt_tokens=prompt, output_tokens=output),
-            speculation=counts,
-        )
-    )
+    return GenerateResponse(finished=GenerationFinished(finish_reason=reason, speculation=counts))
 
 
 def _as_asked(event: GenerateResponse, request: GenerateRequest) -> GenerateResponse:

@@ -55,11 +55,13 @@ async def run_in_pipe(
 class Terminal:
     """A program on a pseudo-terminal: what it wrote, and keys for it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, master: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, master: int, slave: int) -> None:
         self.process = process
         self.screen = ""
         """Everything written so far, escape sequences included, \\r\\n as \\n."""
         self._master = master
+        # Open for as long as the program runs: it opens its own, and a terminal nobody holds ends.
+        self._slave: int | None = slave
         self._changed = asyncio.Condition()
         self._reader = asyncio.create_task(self._read())
 
@@ -79,14 +81,17 @@ class Terminal:
         """Wait for the program's end; returns its exit code."""
         async with asyncio.timeout(_PATIENCE_S):
             code = await self.process.wait()
+            if self._slave is not None:
+                os.close(self._slave)
+                self._slave = None
             await self._reader
         return code
 
     async def close(self) -> None:
+        """Kill the program if it still runs."""
         if self.process.returncode is None:
             self.process.kill()
-            await self.process.wait()
-        await self._reader
+        await self.ends()
         os.close(self._master)
 
     async def _read(self) -> None:
@@ -118,23 +123,14 @@ async def on_terminal(
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
     os.set_blocking(master, False)
+    # The first terminal that a session's leader opens becomes its controlling terminal.
+    take_terminal = 'exec 0<>"$0" 1>&0 2>&0; exec "$@"'
     process = await asyncio.create_subprocess_exec(
-        *DRAFTGATE,
-        *arguments,
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        env=environment(env),
-        preexec_fn=_take_terminal,
-    )
-    os.close(slave)
-    terminal = Terminal(process, master)
+        "sh", "-c", take_terminal, os.ttyname(slave), *DRAFTGATE, *arguments,
+        stdin=asyncio.subprocess.DEVNULL, env=environment(env), start_new_session=True,
+    )  # fmt: skip
+    terminal = Terminal(process, master, slave)
     try:
         yield terminal
     finally:
         await terminal.close()
-
-
-def _take_terminal() -> None:
-    os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

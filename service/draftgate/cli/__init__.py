@@ -36,6 +36,8 @@ app.command()(chat.chat)
 
 def main() -> None:
     """Run the command line and exit."""
+    # gRPC's core tells stderr about every connection that ends; our own line says it once.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a character shows a question mark; the answer goes on.

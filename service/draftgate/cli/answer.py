@@ -23,7 +23,7 @@ class Answer:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._parts: list[str] = []
-        self._first_tokens = 0
+        self._first_tokens = self._output_tokens = self._prompt_tokens = 0
         self._sent_s = self._first_s = self._last_s = 0.0
         self.finished: GenerationFinished | None = None
         """The last event; None when the stream broke off before it."""
@@ -33,6 +33,11 @@ class Answer:
         """All text so far."""
         return "".join(self._parts)
 
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of the prompt and of the text so far."""
+        return self._prompt_tokens + self._output_tokens
+
     async def follow(self, events: AsyncGenerator[GenerateResponse, None]) -> None:
         """Show `events` until they end. What was shown is kept when they end in an error."""
         self._sent_s = time.monotonic()
@@ -40,6 +45,8 @@ class Answer:
             async with aclosing(events) as stream:
                 async for event in stream:
                     match event.WhichOneof("event"):
+                        case "started":
+                            self._prompt_tokens = event.started.prompt_tokens
                         case "tokens":
                             self._take(event.tokens)
                         case "finished":
@@ -54,7 +61,7 @@ class Answer:
         the first response, so it is the speed of decoding alone.
         """
         finished = self.finished or GenerationFinished()
-        tokens = finished.usage.output_tokens
+        tokens = self._output_tokens
         parts = [f"{tokens} token{'' if tokens == 1 else 's'}"]
         if self._first_tokens:
             parts.append(f"TTFT {(self._first_s - self._sent_s) * 1000:.0f} ms")
@@ -72,6 +79,7 @@ class Answer:
             self._first_tokens = len(chunk.tokens)
             self._first_s = now_s
         self._last_s = now_s
+        self._output_tokens += len(chunk.tokens)
         self._parts.append(chunk.text)
         self._renderer.write(chunk)
 

@@ -129,7 +129,8 @@ class _Chat:
     def _turn(self, text: str) -> None:
         dropped = self.conversation.make_room(text)
         if dropped:
-            print_note(f"To stay within the model's context, the oldest {dropped} of the turns go.")
+            oldest = "oldest turn is" if dropped == 1 else f"{dropped} oldest turns are"
+            print_note(f"To stay within the model's context, the {oldest} dropped.")
         request = GenerateRequest(messages=self.conversation.messages(text))
         request.MergeFrom(self.request)
         answer = Answer(
@@ -151,8 +152,7 @@ class _Chat:
         if answer.finished is not None:
             print_note(answer.summary())
         if answer.text:
-            usage = answer.finished.usage if answer.finished is not None else None
-            self.conversation.add(text, answer.text, usage)
+            self.conversation.add(text, answer.text, answer.total_tokens)
 
 
 async def _open(server: str) -> GatewayClient:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from draftgate._pb.draftgate.v1.generation_pb2 import ChatMessage, Usage
+from draftgate._pb.draftgate.v1.generation_pb2 import ChatMessage
 
 __all__ = ["Conversation"]
 
@@ -26,8 +26,9 @@ class Turn:
 class Conversation:
     """Turns, oldest first; the oldest are dropped to make room for a new one.
 
-    Sizes of past turns come from the server's own counts. The size of text that the server has not
-    seen is bounded by its bytes: a byte-level tokenizer never makes more tokens than that.
+    Sizes of past turns come from the server's own counts; what the chat template says before the
+    first message is counted with the first turn. The size of text that the server has not seen is
+    bounded by its bytes: a byte-level tokenizer never makes more tokens than that.
     """
 
     def __init__(self, *, context_tokens: int, answer_tokens: int, system: str | None) -> None:
@@ -60,14 +61,9 @@ class Conversation:
         messages.append(ChatMessage(role="user", content=text))
         return messages
 
-    def add(self, text: str, answer: str, usage: Usage | None) -> None:
-        """Remember one turn. `usage` is None when its stream broke off before the counts."""
-        if usage is None:
-            tokens = _bound(text) + _bound(answer)
-        else:
-            total = usage.prompt_tokens + usage.output_tokens
-            tokens = max(0, total - self._history_tokens())
-        self._turns.append(Turn(text, answer, tokens))
+    def add(self, text: str, answer: str, total_tokens: int) -> None:
+        """Remember one turn; `total_tokens` is the server's count of prompt and answer."""
+        self._turns.append(Turn(text, answer, total_tokens - self._history_tokens()))
 
     def clear(self) -> None:
         """Forget every turn; the system message stays."""
