@@ -6,12 +6,12 @@ cd "$(dirname "$0")/.."
 venv=$1
 wanted=${2:-}
 
-# Triton's Python backend has stubs up to 3.13; a name on the PATH may be a shim that does not run.
+# The pinned numpy has wheels up to 3.12; a name on the PATH may be a shim that does not run.
 usable() {
-    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' >/dev/null 2>&1
 }
 
-candidates=(python3.11 python3.12 python3.13 python3)
+candidates=(python3.11 python3.12 python3)
 if [ -n "$wanted" ]; then
     candidates=("$wanted")
 fi
@@ -23,7 +23,7 @@ for candidate in "${candidates[@]}"; do
     fi
 done
 if [ -z "$python" ]; then
-    echo "error: ${wanted:-python3.11} is not a Python from 3.11 to 3.13:" \
+    echo "error: ${wanted:-python3.11} is not Python 3.11 or 3.12:" \
         "install Python 3.11, or name one with \`make PYTHON=/path/to/python3.11 ...\`" >&2
     exit 1
 fi

@@ -13,6 +13,10 @@ from typing import Annotated
 
 import typer
 
+# gRPC's core, which reads this when it is imported, tells stderr about every connection that ends;
+# our own line says it once.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 from draftgate import __version__
 from draftgate.cli import chat, generate
 from draftgate.cli.render import ReaderGoneError, print_error
@@ -36,8 +40,6 @@ app.command()(chat.chat)
 
 def main() -> None:
     """Run the command line and exit."""
-    # gRPC's core tells stderr about every connection that ends; our own line says it once.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a character shows a question mark; the answer goes on.

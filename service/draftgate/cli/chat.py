@@ -94,19 +94,24 @@ class _Chat:
     def loop(self) -> None:
         """Ask and answer until the input ends."""
         read_line = _terminal_reader(self.runner) if self.interactive else _pipe_line
-        while True:
+        going_on = True
+        while going_on:
             try:
-                line = read_line()
+                going_on = self._take(read_line().strip())
             except EOFError:
                 return
-            text = line.strip()
-            if not text:
-                continue
-            if text.startswith("/"):
-                if not self._command(text):
-                    return
-            else:
-                self._turn(text)
+            except KeyboardInterrupt:
+                # At a terminal Ctrl-C takes back the line, as in a shell.
+                if not self.interactive:
+                    raise
+
+    def _take(self, text: str) -> bool:
+        """Carry out one line; false ends the chat."""
+        if text.startswith("/"):
+            return self._command(text)
+        if text:
+            self._turn(text)
+        return True
 
     def _command(self, text: str) -> bool:
         """Carry out a slash command; false ends the chat."""
@@ -183,13 +188,7 @@ def _terminal_reader(runner: asyncio.Runner) -> Callable[[], str]:
     session: PromptSession[str] = PromptSession("> ")
     print_note("Ctrl-D leaves, /help lists the commands.")
 
-    def read() -> str:
-        try:
-            return runner.run(session.prompt_async())
-        except KeyboardInterrupt:
-            return ""  # as in a shell, Ctrl-C takes back the line
-
-    return read
+    return lambda: runner.run(session.prompt_async())
 
 
 def _pipe_line() -> str:
