@@ -138,7 +138,8 @@ _GENERATION_INPUTS = (
 _GENERATION_OUTPUTS = (
     TensorSpec("output_ids", DataType.INT32, (-1,)),
     TensorSpec("chunk_index", DataType.INT32),
-    TensorSpec("logprobs", DataType.FP32, (-1,)),
+    # Not `logprobs`: inputs and outputs of an ensemble share one space of names.
+    TensorSpec("token_logprobs", DataType.FP32, (-1,)),
     TensorSpec("top_logprobs", DataType.FP32, (-1,)),
     TensorSpec("top_ids", DataType.INT32, (-1,)),
     TensorSpec("draft_lens", DataType.INT32, (-1,)),

@@ -1,0 +1,8 @@
+"""Text in and out of the model: chat template, tokenizer, exact incremental detokenisation."""
+
+from __future__ import annotations
+
+from draftgate.text.chat import Message, parse_messages
+from draftgate.text.tokenizer import Detokenizer, Tokenizer
+
+__all__ = ["Detokenizer", "Message", "Tokenizer", "parse_messages"]

@@ -1,0 +1,292 @@
+"""The Triton model `engine`: requests in, one response per engine step out.
+
+Three threads share the work: Triton's own hands requests over, the engine's runs steps, and a
+sender's writes responses, so that neither Triton nor a slow write holds up a step.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from draftgate.backend.environment import ENGINE_SETTINGS, model_dir
+from draftgate.backend.tensors import (
+    Inputs,
+    PbUtils,
+    Value,
+    error_response,
+    load_pb_utils,
+    loading,
+    response,
+)
+from draftgate.contract import (
+    CONTEXT_IDS,
+    CONTROL,
+    CONTROL_RESULT,
+    ENGINE_INPUTS,
+    ENGINE_OUTPUTS,
+    STOP,
+    FinishReason,
+)
+from draftgate.engine import Engine, EngineConfig, Output, Request
+from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
+from draftgate.sampling import SamplingParams
+from draftgate.text import Tokenizer
+
+__all__ = ["TritonPythonModel"]
+
+_LOG = logging.getLogger(__name__)
+
+_CANCEL_SWEEP_S = 0.1
+"""How often streams that have nothing to send are asked whether their caller has gone."""
+
+
+class TritonPythonModel:
+    """What Triton's Python backend loads."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        self._pb_utils = load_pb_utils()
+        with loading(self._pb_utils):
+            directory = model_dir()
+            self._tokenizer = Tokenizer.load(directory)
+            self._engine = Engine.load(directory, _settings())
+        self._sender = _Sender(self._pb_utils, self._engine, self._tokenizer)
+        self._engine.start()
+        self._sender.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._accept(request, sender)
+            except DraftgateError as error:
+                final = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+                sender.send(error_response(self._pb_utils, error), flags=final)
+
+    def finalize(self) -> None:
+        self._engine.close()
+        self._sender.close()
+
+    def _accept(self, request: Any, sender: Any) -> None:
+        inputs = Inputs(self._pb_utils, request, ENGINE_INPUTS)
+        request_id = request.request_id()
+        if inputs.flag(STOP):
+            if not request_id:
+                raise invalid_argument("request_id", request_id, "the id of the request to stop")
+            self._engine.stop(request_id)
+            sender.send(flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        elif inputs.has(CONTROL):
+            answer = json.dumps(self._control(inputs.text(CONTROL) or ""))
+            sender.send(
+                response(self._pb_utils, ENGINE_OUTPUTS, {CONTROL_RESULT: answer}),
+                flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+            )
+        else:
+            self._sender.submit(_request(inputs, request_id or uuid.uuid4().hex), sender)
+
+    def _control(self, text: str) -> dict[str, object]:
+        try:
+            operation = json.loads(text).get("op")
+        except (ValueError, AttributeError):
+            raise invalid_argument(CONTROL, text, 'a JSON object with "op"') from None
+        if operation == "describe":
+            return _description(self._engine, self._tokenizer)
+        if operation == "counters":
+            return asdict(self._engine.counters())
+        raise invalid_argument(f"{CONTROL}.op", operation, "describe or counters")
+
+
+@dataclass(eq=False)
+class _Stream:
+    """One generation on its way to its caller."""
+
+    request: Request
+    sender: Any
+    output_ids: list[int] = field(default_factory=list)
+    """Everything emitted so far, by an earlier run too: the text's context."""
+
+
+class _Sender:
+    """Turns outputs into responses on a thread of its own.
+
+    Its queue needs no bound of its own: a generation puts in at most `max_tokens` outputs, and the
+    engine holds only so many generations.
+    """
+
+    def __init__(self, pb_utils: PbUtils, engine: Engine, tokenizer: Tokenizer) -> None:
+        self._pb_utils = pb_utils
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._queue: queue.SimpleQueue[tuple[_Stream, Output] | None] = queue.SimpleQueue()
+        self._live: set[_Stream] = set()
+        self._lock = threading.Lock()
+        self._swept_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="draftgate-sender", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Send what is queued, then end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def submit(self, request: Request, sender: Any) -> None:
+        """Start a generation. Raises DraftgateError as `Engine.submit` does."""
+        emitted = request.input_ids[len(request.input_ids) - request.resume_len :]
+        stream = _Stream(request, sender, list(emitted))
+        with self._lock:
+            self._live.add(stream)
+        try:
+            self._engine.submit(request, lambda output: self._queue.put((stream, output)))
+        except DraftgateError:
+            self._drop(stream)
+            raise
+
+    def _run(self) -> None:
+        while True:
+            try:
+                item = self._queue.get(timeout=_CANCEL_SWEEP_S)
+            except queue.Empty:
+                self._sweep()
+                continue
+            if item is None:
+                return
+            self._send(*item)
+            if time.monotonic() - self._swept_s > _CANCEL_SWEEP_S:
+                self._sweep()
+
+    def _send(self, stream: _Stream, output: Output) -> None:
+        last = output.finish_reason is not FinishReason.NONE
+        if output.error is not None:
+            answer = error_response(self._pb_utils, output.error)
+        else:
+            answer = response(self._pb_utils, ENGINE_OUTPUTS, self._values(stream, output))
+        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
+        stream.sender.send(answer, flags=flags)
+        if last:
+            self._drop(stream)
+        if output.error is not None and self._queue.empty():
+            # An engine that failed serves nobody; without the process its supervisor restarts it.
+            _LOG.critical("ending the process: %s", output.error.message)
+            os._exit(1)
+
+    def _values(self, stream: _Stream, output: Output) -> dict[str, Value]:
+        context = stream.output_ids[self._tokenizer.context_start(stream.output_ids) :]
+        stream.output_ids.extend(output.token_ids)
+        step = output.verify_step
+        values: dict[str, Value] = {
+            "output_ids": output.token_ids,
+            "chunk_index": output.chunk_index,
+            "token_logprobs": output.logprobs,
+            "top_logprobs": [value for row in output.top_logprobs for value in row],
+            "top_ids": [token for row in output.top_ids for token in row],
+            "gate_reason": int(output.gate_reason),
+            "batch_rows": output.batch_rows,
+            "finish_reason": str(output.finish_reason),
+            CONTEXT_IDS: context,
+        }
+        if step is not None:
+            values["draft_lens"] = [len(step.draft_ids)]
+            values["accepted_lens"] = [step.accepted]
+            values["draft_source"] = [int(step.source)]
+            if stream.request.params.return_drafts:
+                values["draft_ids"] = step.draft_ids
+        if output.chunk_index == 0:
+            values["prompt_len"] = output.prompt_len
+            values["cached_len"] = 0
+            values["queue_us"] = output.queue_us
+            values["prefill_us"] = output.prefill_us
+        return values
+
+    def _drop(self, stream: _Stream) -> None:
+        with self._lock:
+            self._live.discard(stream)
+
+    def _sweep(self) -> None:
+        """End the generations whose caller has gone."""
+        with self._lock:
+            streams = list(self._live)
+        for stream in streams:
+            if stream.sender.is_cancelled():
+                self._engine.stop(stream.request.request_id)
+        self._swept_s = time.monotonic()
+
+
+def _settings() -> EngineConfig:
+    text = os.environ.get(ENGINE_SETTINGS, "{}")
+    try:
+        raw = json.loads(text)
+    except ValueError as error:
+        raise DraftgateError(
+            ErrorCode.FAILED_PRECONDITION, f"{ENGINE_SETTINGS} is not JSON: {error}"
+        ) from error
+    if not isinstance(raw, dict):
+        raise DraftgateError(
+            ErrorCode.FAILED_PRECONDITION, f"{ENGINE_SETTINGS} is not a JSON object"
+        )
+    return EngineConfig.from_mapping(raw)
+
+
+def _request(inputs: Inputs, request_id: str) -> Request:
+    return Request(
+        request_id=request_id,
+        input_ids=tuple(inputs.integers("input_ids") or ()),
+        params=_sampling(inputs),
+        resume_len=inputs.integer("resume_len") or 0,
+        deadline_ms=inputs.integer("deadline_ms"),
+    )
+
+
+def _sampling(inputs: Inputs) -> SamplingParams:
+    max_tokens = inputs.integer("max_tokens")
+    if max_tokens is None:
+        raise invalid_argument("max_tokens", None, "an integer of at least 1")
+    given: dict[str, Any] = {
+        **{name: inputs.number(name) for name in _NUMBERS},
+        **{name: inputs.integer(name) for name in _INTEGERS},
+        **{name: inputs.flag(name) for name in _FLAGS},
+    }
+    return SamplingParams(
+        max_tokens=max_tokens,
+        stop_token_ids=tuple(inputs.integers("stop_token_ids") or ()),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_INTEGERS = ("top_k", "seed", "logprobs", "max_draft_len")
+_FLAGS = ("ignore_eos", "return_drafts")
+
+
+def _description(engine: Engine, tokenizer: Tokenizer) -> dict[str, object]:
+    model, config = engine.target.config, engine.config
+    speculates = config.drafter != "none" and config.draft_len > 0
+    return {
+        "name": model.name,
+        "architecture": model.architecture,
+        "quantization": model.quantization,
+        "compute_dtype": config.dtype,
+        "vocab_size": model.vocab_size,
+        "max_sequence_tokens": engine.max_sequence_tokens,
+        "eos_token_ids": list(model.eos_token_ids),
+        "has_chat_template": tokenizer.has_chat_template,
+        "drafter": config.drafter if speculates else "",
+        "max_draft_len": config.draft_len if speculates else 0,
+        "max_batch_rows": engine.max_batch_rows,
+    }

@@ -1,0 +1,184 @@
+"""Grouped-query attention over the KV cache for a step of ragged rows.
+
+Query heads that share a key head are laid along the token axis, [rows, kv_heads, group * tokens,
+head_dim], so the cache is read where it lies: several times faster on a CPU than expanding keys or
+than `enable_gqa`. Rows that decode go through one call; a prompt chunk, or a row so much longer
+than the others that padding them to its length would cost more than it saves, has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from draftgate.engine.kv_cache import KVCache
+
+__all__ = ["AttentionPlan", "RowSpan", "plan_attention"]
+
+_CALL_COST = 512
+"""What one more call costs, in cached positions attended by one row (measured: 26 us a layer)."""
+
+
+@dataclass(frozen=True)
+class RowSpan:
+    """The tokens of one row in the step."""
+
+    slot: int
+    """Its slot in the KV cache."""
+    start: int
+    """Its position of the first of these tokens."""
+    count: int
+    """How many tokens it has in the step."""
+
+    @property
+    def length(self) -> int:
+        """Positions in the cache once the step is done."""
+        return self.start + self.count
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One attention call over the slots `first_slot` to `last_slot` - 1, `count` tokens each."""
+
+    first_slot: int
+    last_slot: int
+    count: int
+    length: int
+    """Cached positions it reads."""
+    mask: torch.Tensor | None
+    """Added to the scores, [rows, 1, group * count, length]; None where all is visible."""
+    gather: torch.Tensor | None
+    """[rows * count]: which packed token stands at each place; None: packed as it is."""
+    packed: torch.Tensor | None
+    """[n]: the packed tokens that this call answers; None: all of them, in order."""
+    source: torch.Tensor | None
+    """[n]: their places in the call's output."""
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How to run attention for one step; the same in every layer."""
+
+    calls: tuple[_Call, ...]
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def attend(self, query: torch.Tensor, cache: KVCache, layer: int) -> torch.Tensor:
+        """query [tokens, heads, head_dim] to context [tokens, heads * head_dim]."""
+        if len(self.calls) == 1 and self.calls[0].packed is None:
+            return self._run(self.calls[0], query, cache, layer)
+        out = query.new_empty(query.shape[0], self.heads * self.head_dim)
+        for call in self.calls:
+            answered = self._run(call, query, cache, layer)
+            assert call.packed is not None
+            assert call.source is not None
+            out.index_copy_(0, call.packed, answered.index_select(0, call.source))
+        return out
+
+    def _run(self, call: _Call, query: torch.Tensor, cache: KVCache, layer: int) -> torch.Tensor:
+        rows, group = call.last_slot - call.first_slot, self.heads // self.kv_heads
+        if call.gather is not None:
+            query = query.index_select(0, call.gather)
+        shape = (rows, call.count, self.kv_heads, group, self.head_dim)
+        grouped = query.view(shape).permute(0, 2, 3, 1, 4)
+        grouped = grouped.reshape(rows, self.kv_heads, group * call.count, self.head_dim)
+        keys, values = cache.read(layer, call.first_slot, call.last_slot, call.length)
+        context = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=call.mask)
+        context = context.view(rows, self.kv_heads, group, call.count, self.head_dim)
+        return context.permute(0, 3, 1, 2, 4).reshape(rows * call.count, self.heads * self.head_dim)
+
+
+def plan_attention(
+    spans: Sequence[RowSpan],
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AttentionPlan:
+    """Group the rows of a step, packed in the order of `spans`, into attention calls."""
+    offsets = [0]
+    for span in spans:
+        offsets.append(offsets[-1] + span.count)
+    together, alone = _split(spans)
+    groups = ([together] if together else []) + [[index] for index in alone]
+    calls = tuple(
+        _call(spans, offsets, chosen, heads // kv_heads, dtype, device) for chosen in groups
+    )
+    return AttentionPlan(calls=calls, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+
+
+def _split(spans: Sequence[RowSpan]) -> tuple[list[int], list[int]]:
+    """Indices of spans to run in one call, and of those to run alone, by estimated cost."""
+    by_length = sorted(range(len(spans)), key=lambda i: spans[i].length * spans[i].count)
+    best_cost, best = float("inf"), 0
+    apart_cost = 0.0
+    for kept in range(len(spans), -1, -1):
+        cost = apart_cost
+        if kept:
+            chosen = [spans[i] for i in by_length[:kept]]
+            slots = [span.slot for span in chosen]
+            padded = (max(slots) - min(slots) + 1) * max(span.count for span in chosen)
+            cost += _CALL_COST + padded * max(span.length for span in chosen)
+            span = spans[by_length[kept - 1]]
+            apart_cost += _CALL_COST + span.count * span.length
+        if cost < best_cost:
+            best_cost, best = cost, kept
+    return sorted(by_length[:best]), sorted(by_length[best:])
+
+
+def _call(
+    spans: Sequence[RowSpan],
+    offsets: Sequence[int],
+    chosen: Sequence[int],
+    group: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> _Call:
+    rows = [spans[i] for i in chosen]
+    first, last = min(s.slot for s in rows), max(s.slot for s in rows) + 1
+    count, length = max(s.count for s in rows), max(s.length for s in rows)
+    # A place without a token (a row with fewer, a slot not in this call) repeats some token and
+    # sees position 0 alone; its answer is not used.
+    gather = [[offsets[chosen[0]]] * count for _ in range(last - first)]
+    visible = [[1] * count for _ in range(last - first)]
+    packed, source = [], []
+    for index, span in zip(chosen, rows, strict=True):
+        row = span.slot - first
+        for token in range(span.count):
+            gather[row][token] = offsets[index] + token
+            visible[row][token] = span.start + token + 1
+            packed.append(offsets[index] + token)
+            source.append(row * count + token)
+    # No place is padding and the call answers every token in the order it is packed.
+    whole = packed == source == list(range((last - first) * count)) and len(chosen) == len(spans)
+    everything_visible = whole and all(v == length for row in visible for v in row)
+    return _Call(
+        first_slot=first,
+        last_slot=last,
+        count=count,
+        length=length,
+        mask=None if everything_visible else _mask(visible, length, group, dtype, device),
+        gather=None if whole else torch.tensor(gather, device=device).view(-1),
+        packed=None if whole else torch.tensor(packed, device=device),
+        source=None if whole else torch.tensor(source, device=device),
+    )
+
+
+def _mask(
+    visible: list[list[int]], length: int, group: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """[rows, 1, group * count, length]: 0 for the first `visible` positions, -inf beyond."""
+    limits = torch.tensor(visible, device=device)  # [rows, count]
+    hidden = torch.arange(length, device=device) >= limits.unsqueeze(-1)  # [rows, count, length]
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+    mask.masked_fill_(hidden, float("-inf"))
+    rows, count = limits.shape
+    return (
+        mask.unsqueeze(1).expand(rows, group, count, length).reshape(rows, 1, group * count, length)
+    )

@@ -1,0 +1,259 @@
+"""The engine: a thread that runs step after step over whatever requests there are."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from draftgate.contract import FinishReason
+from draftgate.engine.config import EngineConfig
+from draftgate.engine.drafters import make_drafter
+from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
+from draftgate.engine.model import Target, load_target, sequence_limit
+from draftgate.engine.request import EngineCounters, Request, Sink
+from draftgate.engine.sampler import RowSampler
+from draftgate.engine.scheduler import Scheduler
+from draftgate.engine.sequence import Sequence
+from draftgate.engine.step import Stepper
+from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
+from draftgate.sampling import check_token_ids
+
+__all__ = ["Engine"]
+
+_LOG = logging.getLogger(__name__)
+
+_STOPS_KEPT = 4096
+"""How many ids of stop requests are remembered, for a request that its stop overtook."""
+
+
+class Engine:
+    """Runs generations on a target model. Safe to call from any thread."""
+
+    def __init__(
+        self,
+        target: Target,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises DraftgateError when the KV cache cannot be had."""
+        self.target = target
+        self.config = config
+        self._clock = clock
+        wanted = sequence_limit(target.config, config)
+        self._cache = KVCache(target.config, config, wanted, target.dtype, target.device)
+        self.max_sequence_tokens = min(wanted, self._cache.total_blocks * BLOCK_TOKENS)
+        self._scheduler = Scheduler(config, self._cache)
+        self._stepper = Stepper(
+            target,
+            self._cache,
+            make_drafter(config),
+            config.draft_len,
+            self.max_sequence_tokens,
+            clock,
+        )
+        self._row_ids = itertools.count()
+        self._by_id: dict[str, Sequence] = {}
+        self._stopped_ids: OrderedDict[str, None] = OrderedDict()
+        self._freed_cancelled = 0
+        self._work = threading.Condition()
+        self._closing = False
+        self._failure: DraftgateError | None = None
+        self._thread = threading.Thread(target=self._run, name="draftgate-engine", daemon=True)
+
+    @classmethod
+    def load(cls, model_dir: Path, config: EngineConfig) -> Engine:
+        """Load a checkpoint and make an engine of it; `start` runs it."""
+        config.validate()
+        cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
+        return cls(load_target(model_dir, dtype, torch.device("cuda" if cuda else "cpu")), config)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End every generation as cancelled and stop the thread."""
+        with self._work:
+            self._closing = True
+            self._work.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Queue a request; its outputs go to `sink`, the last one with a finish reason.
+
+        Raises DraftgateError: INVALID_ARGUMENT naming a field, ALREADY_EXISTS for an id that is
+        running, RESOURCE_EXHAUSTED when the queue is full, UNAVAILABLE when the engine has ended.
+        """
+        self._check(request)
+        sequence = Sequence(
+            row_id=next(self._row_ids),
+            request=request,
+            sink=sink,
+            sampler=self._sampler(request),
+            arrived_s=self._clock(),
+            tokens=list(request.input_ids),
+        )
+        with self._work:
+            self._check_open()
+            if request.request_id in self._by_id:
+                raise DraftgateError(
+                    ErrorCode.ALREADY_EXISTS,
+                    f"request_id: {request.request_id!r} is already running",
+                    field="request_id",
+                )
+            sequence.cancelled = request.request_id in self._stopped_ids
+            self._stopped_ids.pop(request.request_id, None)
+            self._scheduler.add(sequence)
+            self._by_id[request.request_id] = sequence
+            self._work.notify()
+
+    def stop(self, request_id: str) -> None:
+        """End a generation; one that has not arrived yet ends when it does."""
+        with self._work:
+            sequence = self._by_id.get(request_id)
+            if sequence is not None:
+                sequence.cancelled = True
+                self._work.notify()
+                return
+            self._stopped_ids[request_id] = None
+            while len(self._stopped_ids) > _STOPS_KEPT:
+                self._stopped_ids.popitem(last=False)
+
+    def counters(self) -> EngineCounters:
+        with self._work:
+            totals = self._stepper.totals
+            return EngineCounters(
+                running_rows=len(self._scheduler.running),
+                waiting_rows=len(self._scheduler.waiting),
+                steps=totals.steps,
+                emitted_tokens=totals.emitted_tokens,
+                verify_steps=totals.verify_steps,
+                drafted_tokens=totals.drafted_tokens,
+                accepted_tokens=totals.accepted_tokens,
+                rows_freed_cancelled=self._freed_cancelled,
+                preemptions=self._scheduler.preemptions,
+                kv_used_blocks=self._cache.used_blocks,
+                kv_total_blocks=self._cache.total_blocks,
+            )
+
+    @property
+    def kv_block_bytes(self) -> int:
+        return self._cache.block_bytes
+
+    @property
+    def max_batch_rows(self) -> int:
+        return self._cache.max_rows
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while self._wait_for_work():
+                    self._step()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the requests must hear of it
+            # A step that fails leaves the cache in doubt: every request is told, and the process
+            # that hosts the engine sees it closed.
+            _LOG.exception("the engine's step failed")
+            self._failure = DraftgateError(ErrorCode.UNAVAILABLE, f"the engine failed: {error}")
+        finally:
+            self._end_all()
+
+    def _wait_for_work(self) -> bool:
+        with self._work:
+            while not self._closing and not self._by_id:
+                self._work.wait()
+            return not self._closing
+
+    def _step(self) -> None:
+        with self._work:
+            now_s = self._clock()
+            self._drop_ended(now_s)
+            draft = self._stepper.draft(self._scheduler.running)
+            lens = {row_id: len(d.token_ids) for row_id, d in draft.items()}
+            rows = self._scheduler.schedule(now_s, lens)
+        if not rows:
+            return
+        outputs = self._stepper.run(rows, draft)
+        with self._work:
+            # Before the last output is sent, so that its receiver may use the id again at once.
+            for sequence, output in outputs:
+                if output.finish_reason is not FinishReason.NONE:
+                    self._forget(sequence)
+        for sequence, output in outputs:
+            sequence.sink(output)
+
+    def _drop_ended(self, now_s: float) -> None:
+        """Take out what was cancelled or is past its deadline."""
+        for sequence in list(self._by_id.values()):
+            if sequence.cancelled:
+                reason = FinishReason.CANCELLED
+            elif sequence.expired(now_s):
+                reason = FinishReason.DEADLINE
+            else:
+                continue
+            self._freed_cancelled += sequence.slot is not None
+            self._forget(sequence)
+            self._stepper.send_last(sequence, reason)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._scheduler.remove(sequence)
+        self._stepper.forget(sequence)
+        del self._by_id[sequence.request.request_id]
+
+    def _end_all(self) -> None:
+        with self._work:
+            self._closing = True
+            for sequence in list(self._by_id.values()):
+                self._forget(sequence)
+                self._stepper.send_last(sequence, FinishReason.CANCELLED, self._failure)
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closing:
+            raise DraftgateError(ErrorCode.UNAVAILABLE, "the engine is shutting down")
+
+    def _check(self, request: Request) -> None:
+        vocab_size = self.target.config.vocab_size
+        request.params.validate(vocab_size=vocab_size)
+        if not request.input_ids:
+            raise invalid_argument("input_ids", [], "at least one token")
+        check_token_ids("input_ids", request.input_ids, vocab_size)
+        if len(request.input_ids) >= self.max_sequence_tokens:
+            raise invalid_argument(
+                "input_ids",
+                f"{len(request.input_ids)} tokens",
+                f"at most {self.max_sequence_tokens - 1} tokens",
+            )
+        if not 0 <= request.resume_len < len(request.input_ids):
+            raise invalid_argument(
+                "resume_len",
+                request.resume_len,
+                f"an integer from 0 to {len(request.input_ids) - 1}",
+            )
+        if request.params.max_tokens <= request.resume_len:
+            raise invalid_argument(
+                "max_tokens", request.params.max_tokens, f"above resume_len = {request.resume_len}"
+            )
+        if request.deadline_ms is not None and request.deadline_ms <= 0:
+            raise invalid_argument("deadline_ms", request.deadline_ms, "above 0")
+
+    def _sampler(self, request: Request) -> RowSampler:
+        split = len(request.input_ids) - request.resume_len
+        return RowSampler(
+            request.params,
+            request.input_ids[:split],
+            request.input_ids[split:],
+            self.target.config.vocab_size,
+            self.target.device,
+        )

@@ -1,0 +1,149 @@
+"""The KV cache: one slot of contiguous positions per row, memory only for what is used.
+
+Attention on a CPU wants each row's positions to lie side by side, and a paged cache would have to
+be gathered for every layer of every step. So each row owns a slot as long as the longest sequence,
+but the slots are only address space: pages become memory when they are written, blocks of
+positions are counted against the budget as rows grow, and a slot's pages go back to the system
+when its row leaves (the idea of vAttention, arXiv 2405.04437). On a GPU slots are plain memory, so
+there the budget decides how many rows there are.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+from draftgate.engine.config import EngineConfig, ModelConfig
+from draftgate.errors import DraftgateError, ErrorCode
+
+__all__ = ["BLOCK_TOKENS", "KVCache"]
+
+BLOCK_TOKENS = 16
+"""Positions in one block, the unit of the budget; a whole number of pages for usual heads."""
+
+
+class KVCache:
+    """Keys and values of every row. Rows are slots 0 to `max_rows` - 1."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        engine: EngineConfig,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`max_tokens`: longest sequence, in positions.
+
+        Raises DraftgateError(FAILED_PRECONDITION) when the budget holds not even one block for
+        each row, or the address space cannot be had.
+        """
+        self._slot_tokens = -(-max_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+        self._width = 2 * model.kv_heads * model.head_dim
+        self._layers = model.layers
+        block_bytes = BLOCK_TOKENS * self._width * dtype.itemsize * model.layers
+        self.block_bytes = block_bytes
+        self.total_blocks = engine.kv_cache_bytes // block_bytes
+        self.max_rows = engine.max_batch_rows
+        if device.type != "cpu":
+            self.max_rows = min(
+                self.max_rows, self.total_blocks * BLOCK_TOKENS // self._slot_tokens
+            )
+        if self.max_rows < 1 or self.total_blocks < self.max_rows:
+            raise DraftgateError(
+                ErrorCode.FAILED_PRECONDITION,
+                f"kv_cache_bytes: {engine.kv_cache_bytes} holds {self.total_blocks} blocks of "
+                f"{BLOCK_TOKENS} tokens ({block_bytes} bytes each), fewer than "
+                f"max_batch_rows = {engine.max_batch_rows} rows can start with",
+            )
+        self._used = [0] * self.max_rows  # blocks held by each slot
+        shape = (model.layers, self.max_rows, self._slot_tokens, 2, model.kv_heads, model.head_dim)
+        self._memory = _LazyMemory(shape, dtype) if device.type == "cpu" else None
+        store = (
+            self._memory.tensor
+            if self._memory is not None
+            else torch.zeros(shape, dtype=dtype, device=device)
+        )
+        self._store = store
+        self._flat = [layer.view(-1, self._width) for layer in store]  # [slots * tokens, width]
+
+    @property
+    def used_blocks(self) -> int:
+        return sum(self._used)
+
+    @property
+    def free_blocks(self) -> int:
+        return self.total_blocks - self.used_blocks
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that a row of this many positions holds."""
+        return -(-tokens // BLOCK_TOKENS)
+
+    def grow(self, slot: int, tokens: int) -> bool:
+        """Make room for positions 0 to `tokens` - 1; False, and no change, when none is left."""
+        more = self.blocks_for(tokens) - self._used[slot]
+        if more > self.free_blocks:
+            return False
+        self._used[slot] += max(more, 0)
+        return True
+
+    def release(self, slot: int) -> None:
+        """Give a slot's blocks and memory back."""
+        blocks, self._used[slot] = self._used[slot], 0
+        if self._memory is not None and blocks:
+            rows_bytes = self._slot_tokens * self._width * self._store.element_size()
+            used_bytes = blocks * BLOCK_TOKENS * self._width * self._store.element_size()
+            for layer in range(self._layers):
+                start_bytes = (layer * self.max_rows + slot) * rows_bytes
+                self._memory.give_back(start_bytes, used_bytes)
+
+    def move(self, source: int, target: int, tokens: int) -> None:
+        """Move a row's first `tokens` positions to a released slot and release its old one."""
+        self._store[:, target, :tokens] = self._store[:, source, :tokens]
+        self._used[target] = self._used[source]
+        self.release(source)
+
+    def write(self, layer: int, index: torch.Tensor, kv: torch.Tensor) -> None:
+        """Store keys and values kv [tokens, 2 * kv_heads * head_dim] at `index` [tokens]."""
+        self._flat[layer].index_copy_(0, index, kv)
+
+    def index_of(self, slot: int, position: int) -> int:
+        """Where `write` puts a slot's position."""
+        return slot * self._slot_tokens + position
+
+    def read(
+        self, layer: int, first_slot: int, last_slot: int, tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of keys and values, each [slots, kv_heads, tokens, head_dim]."""
+        held = self._store[layer, first_slot:last_slot, :tokens]
+        return held[:, :, 0].transpose(1, 2), held[:, :, 1].transpose(1, 2)
+
+
+class _LazyMemory:
+    """Zeroed address space that takes memory page by page as it is written."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        size_bytes = dtype.itemsize
+        for extent in shape:
+            size_bytes *= extent
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+        try:
+            self._map = mmap.mmap(-1, size_bytes, flags=flags)
+        except OSError as error:
+            raise DraftgateError(
+                ErrorCode.FAILED_PRECONDITION,
+                f"no address space for {size_bytes} bytes of KV cache ({error}): "
+                "lower max_batch_rows or max_sequence_tokens",
+            ) from error
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            # A huge page would make memory of positions that no row has reached.
+            self._map.madvise(mmap.MADV_NOHUGEPAGE)
+        self.tensor = torch.frombuffer(self._map, dtype=dtype).view(shape)
+
+    def give_back(self, start_bytes: int, size_bytes: int) -> None:
+        """Return whole pages to the system; what is read there next is zero or what was left."""
+        first = -(-start_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (start_bytes + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)

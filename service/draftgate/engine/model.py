@@ -1,0 +1,222 @@
+"""The target: a Llama-family decoder over packed tokens and the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from draftgate.engine.attention import AttentionPlan, RowSpan, plan_attention
+from draftgate.engine.config import EngineConfig, ModelConfig
+from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
+from draftgate.engine.linear import Linear
+from draftgate.engine.rope import RopeTable, rotate_
+from draftgate.engine.weights import CheckpointReader
+
+__all__ = ["Target", "load_target", "sequence_limit"]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One decoder layer's parameters."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    output: Linear
+    feed_forward_norm: torch.Tensor
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+class Target:
+    """The target model, its weights resident once."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Raises DraftgateError when a tensor is missing or has the wrong shape."""
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self._loader = _Loader(config, reader, dtype, device)
+        self._embedding = self._loader.embedding()
+        self._layers = [self._loader.layer(index) for index in range(config.layers)]
+        self._norm = self._loader.vector("model.norm.weight", config.hidden)
+        self._head = self._loader.head()
+        self._rope = RopeTable(config.rope, config.head_dim, config.max_positions, dtype, device)
+        del self._loader
+
+    def plan(self, spans: Sequence[RowSpan]) -> AttentionPlan:
+        """How attention runs for a step of these rows."""
+        return plan_attention(
+            spans,
+            heads=self.config.heads,
+            kv_heads=self.config.kv_heads,
+            head_dim=self.config.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        spans: Sequence[RowSpan],
+        cache: KVCache,
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
+        """One pass over packed tokens; their keys and values go into the cache.
+
+        token_ids: [tokens] int64, packed in the order of `spans`. wanted: [n] int64, the packed
+        tokens whose logits are needed. Returns logits [n, vocab] in the compute dtype.
+        """
+        where: list[int] = []
+        positions: list[int] = []
+        for span in spans:
+            where.extend(
+                range(cache.index_of(span.slot, span.start), cache.index_of(span.slot, span.length))
+            )
+            positions.extend(range(span.start, span.length))
+        index = torch.tensor(where, device=self.device)
+        cos, sin = self._rope.at(torch.tensor(positions, device=self.device))
+        plan = self.plan(spans)
+        x = self._embedding[token_ids].to(self.dtype)
+        for number, layer in enumerate(self._layers):
+            x = self._layer(x, number, layer, cos, sin, index, plan, cache)
+        return self._head(self._normed(x.index_select(0, wanted), self._norm))
+
+    def score(self, ids: Sequence[int]) -> torch.Tensor:
+        """Logits [tokens, vocab] in fp32 after each of these tokens."""
+        lone = EngineConfig(max_batch_rows=1, kv_cache_bytes=1 << 62)
+        cache = KVCache(self.config, lone, len(ids) + BLOCK_TOKENS, self.dtype, self.device)
+        with torch.inference_mode():
+            tokens = torch.tensor(ids, device=self.device)
+            span = RowSpan(slot=0, start=0, count=len(ids))
+            everything = torch.arange(len(ids), device=self.device)
+            return self.forward(tokens, [span], cache, everything).float()
+
+    def _layer(
+        self,
+        x: torch.Tensor,
+        number: int,
+        layer: _Layer,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        index: torch.Tensor,
+        plan: AttentionPlan,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        config, tokens = self.config, x.shape[0]
+        query_width = config.heads * config.head_dim
+        rotated_heads = config.heads + config.kv_heads
+        qkv = layer.qkv(self._normed(x, layer.attention_norm))
+        heads = qkv.view(tokens, -1, config.head_dim)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            heads[:, : config.heads] = self._normed(heads[:, : config.heads], layer.query_norm)
+            keys = heads[:, config.heads : rotated_heads]
+            heads[:, config.heads : rotated_heads] = self._normed(keys, layer.key_norm)
+        rotate_(heads[:, :rotated_heads], cos, sin)
+        cache.write(number, index, qkv[:, query_width:])
+        context = plan.attend(heads[:, : config.heads], cache, number)
+        x = layer.output.plus(context, x)
+        h = self._normed(x, layer.feed_forward_norm)
+        return layer.down.plus(layer.up.times(h, layer.gate.silu(h)), x)
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+
+
+def load_target(model_dir: Path, dtype: torch.dtype, device: torch.device | None = None) -> Target:
+    """Load a checkpoint folder, FP8 or plain. Raises DraftgateError if it is not one."""
+    config = ModelConfig.load(model_dir)
+    return Target(config, CheckpointReader(model_dir), dtype, device or torch.device("cpu"))
+
+
+class _Loader:
+    """Builds the parameters from the checkpoint, one tensor at a time."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._config = config
+        self._reader = reader
+        self._dtype = dtype
+        self._device = device
+
+    def embedding(self) -> torch.Tensor:
+        """[vocab, hidden]. On a CPU it stays a mapped file: a step looks up a few rows of it."""
+        name, shape = "model.embed_tokens.weight", (self._config.vocab_size, self._config.hidden)
+        stored = self._reader.stored(name)
+        if self._device.type == "cpu" and tuple(stored.shape) == shape and stored.itemsize > 1:
+            return stored
+        return self._placed(self._reader.weight(name, shape))
+
+    def head(self) -> Linear:
+        tied = self._config.tied_embeddings or "lm_head.weight" not in self._reader
+        name = "model.embed_tokens" if tied else "lm_head"
+        return self._linear([(name, self._config.vocab_size)], self._config.hidden)
+
+    def layer(self, number: int) -> _Layer:
+        config, prefix = self._config, f"model.layers.{number}."
+        attention, feed_forward = prefix + "self_attn.", prefix + "mlp."
+        query_width = config.heads * config.head_dim
+        kv_width = config.kv_heads * config.head_dim
+        return _Layer(
+            attention_norm=self.vector(prefix + "input_layernorm.weight", config.hidden),
+            qkv=self._linear(
+                [
+                    (attention + "q_proj", query_width),
+                    (attention + "k_proj", kv_width),
+                    (attention + "v_proj", kv_width),
+                ],
+                config.hidden,
+            ),
+            query_norm=self._head_norm(attention + "q_norm.weight"),
+            key_norm=self._head_norm(attention + "k_norm.weight"),
+            output=self._linear([(attention + "o_proj", config.hidden)], query_width),
+            feed_forward_norm=self.vector(
+                prefix + "post_attention_layernorm.weight", config.hidden
+            ),
+            gate=self._linear([(feed_forward + "gate_proj", config.intermediate)], config.hidden),
+            up=self._linear([(feed_forward + "up_proj", config.intermediate)], config.hidden),
+            down=self._linear([(feed_forward + "down_proj", config.hidden)], config.intermediate),
+        )
+
+    def vector(self, name: str, width: int) -> torch.Tensor:
+        return self._placed(self._reader.weight(name, (width,)))
+
+    def _head_norm(self, name: str) -> torch.Tensor | None:
+        return self.vector(name, self._config.head_dim) if name in self._reader else None
+
+    def _linear(self, parts: list[tuple[str, int]], width: int) -> Linear:
+        """One linear layer from the modules in `parts` (name, output width), stacked."""
+        weights = [self._reader.weight(f"{name}.weight", (out, width)) for name, out in parts]
+        biases = [
+            self._reader.weight(f"{name}.bias", (out,))
+            for name, out in parts
+            if f"{name}.bias" in self._reader
+        ]
+        weight = self._placed(torch.cat(weights) if len(weights) > 1 else weights[0])
+        return Linear(weight, self._placed(torch.cat(biases)) if biases else None)
+
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._dtype).to(self._device).contiguous()
+
+
+def sequence_limit(model: ModelConfig, engine: EngineConfig) -> int:
+    """Longest prompt plus output that this engine takes, in tokens."""
+    asked = engine.max_sequence_tokens or model.max_positions
+    return min(asked, model.max_positions)

@@ -1,0 +1,128 @@
+"""Which rows run in the next step, with how many tokens. Knows queues and blocks, no tensors."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from draftgate.engine.config import EngineConfig
+from draftgate.engine.kv_cache import KVCache
+from draftgate.engine.sequence import Sequence
+from draftgate.errors import DraftgateError, ErrorCode
+
+__all__ = ["ScheduledRow", "Scheduler"]
+
+
+@dataclass(frozen=True)
+class ScheduledRow:
+    """A row's part in the step."""
+
+    sequence: Sequence
+    count: int
+    """How many of its own tokens are computed: one when it decodes, a chunk of its prompt else."""
+    draft_len: int
+    """How many drafted tokens it may add."""
+
+
+class Scheduler:
+    """In-flight batching: rows join and leave between any two steps.
+
+    Running rows fill slots 0 to n - 1 of the cache, so that attention reads one contiguous range.
+    """
+
+    def __init__(self, config: EngineConfig, cache: KVCache) -> None:
+        self._config = config
+        self._cache = cache
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # by slot
+        self.preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises DraftgateError(RESOURCE_EXHAUSTED) when the queue is full."""
+        free_rows = self._cache.max_rows - len(self.running)
+        if len(self.waiting) >= self._config.max_waiting + free_rows:
+            raise DraftgateError(
+                ErrorCode.RESOURCE_EXHAUSTED,
+                f"the engine's queue is full: {len(self.waiting)} requests wait for one of "
+                f"{self._cache.max_rows} rows; try again later",
+            )
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is, and free what it held."""
+        if sequence.slot is None:
+            self.waiting.remove(sequence)
+        else:
+            self._vacate(sequence)
+
+    def schedule(self, now_s: float, draft_lens: dict[int, int]) -> list[ScheduledRow]:
+        """The rows of the next step, in slot order.
+
+        draft_lens: by row id, how many tokens were drafted for it. A row that finds no free block
+        first gives up its drafts; then the youngest rows are put back into the queue, to be
+        computed again later, until it fits.
+        """
+        self._admit(now_s)
+        planned: dict[int, ScheduledRow] = {}
+        chunk_left = self._config.prefill_chunk_tokens
+        for sequence in sorted(self.running, key=lambda s: s.row_id):
+            if sequence.slot is None:
+                continue  # preempted a moment ago, for an older row
+            draft_len = draft_lens.get(sequence.row_id, 0)
+            count = 1
+            if not sequence.decoding:
+                count = min(sequence.prefill_upto - sequence.computed, chunk_left)
+                chunk_left -= count
+            if count == 0:
+                continue
+            granted = self._make_room(sequence, count, draft_len)
+            if granted is not None:
+                planned[sequence.row_id] = ScheduledRow(sequence, count, granted)
+        return [planned[s.row_id] for s in self.running if s.row_id in planned]
+
+    def _admit(self, now_s: float) -> None:
+        while self.waiting and len(self.running) < self._cache.max_rows:
+            sequence = self.waiting[0]
+            slot = len(self.running)
+            # All of its prompt must fit now, or two long prompts could starve each other half-way.
+            if not self._cache.grow(slot, len(sequence.tokens)):
+                return
+            self.waiting.popleft()
+            sequence.slot = slot
+            sequence.computed = 0
+            sequence.prefill_upto = len(sequence.tokens)
+            if sequence.started_s is None:
+                sequence.started_s = now_s
+            self.running.append(sequence)
+
+    def _make_room(self, sequence: Sequence, count: int, draft_len: int) -> int | None:
+        """Get blocks for the row's tokens. Returns its draft length, or None if it was put back."""
+        assert sequence.slot is not None
+        needed = sequence.computed + count
+        if self._cache.grow(sequence.slot, needed + draft_len):
+            return draft_len
+        while not self._cache.grow(sequence.slot, needed):
+            youngest = max(self.running, key=lambda s: s.row_id)
+            self._preempt(youngest)
+            if youngest is sequence:
+                return None
+        return 0
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._vacate(sequence)
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1
+
+    def _vacate(self, sequence: Sequence) -> None:
+        """Free a row's slot and close the gap with the last row."""
+        slot = sequence.slot
+        assert slot is not None
+        self._cache.release(slot)
+        last = self.running.pop()
+        if last is not sequence:
+            assert last.slot is not None
+            self._cache.move(last.slot, slot, last.computed)
+            last.slot = slot
+            self.running[slot] = last
+        sequence.slot = None
+        sequence.computed = 0

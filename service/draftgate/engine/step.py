@@ -1,0 +1,287 @@
+"""One engine step: draft, one target pass over all rows, verify, hand out the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass, replace
+
+import torch
+
+from draftgate.contract import DraftSource, FinishReason, GateReason
+from draftgate.engine.attention import RowSpan
+from draftgate.engine.drafters import Draft, Drafter, DraftQuery
+from draftgate.engine.kv_cache import KVCache
+from draftgate.engine.model import Target
+from draftgate.engine.request import Output, VerifyStep
+from draftgate.engine.scheduler import ScheduledRow
+from draftgate.engine.sequence import Sequence
+from draftgate.engine.verify import verify_equal, verify_rejection
+from draftgate.errors import DraftgateError
+
+__all__ = ["StepTotals", "Stepper"]
+
+
+@dataclass
+class StepTotals:
+    """Totals over all steps."""
+
+    steps: int = 0
+    emitted_tokens: int = 0
+    verify_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+class Stepper:
+    """Runs steps on the rows that the scheduler picked."""
+
+    def __init__(
+        self,
+        target: Target,
+        cache: KVCache,
+        drafter: Drafter | None,
+        draft_len: int,
+        max_sequence_tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._target = target
+        self._cache = cache
+        self._drafter = drafter
+        self._draft_len = draft_len
+        self._max_sequence_tokens = max_sequence_tokens
+        self._clock = clock
+        self.totals = StepTotals()
+
+    def draft(self, running: ListOf[Sequence]) -> dict[int, Draft]:
+        """Drafts by row id for the rows that decode and may speculate."""
+        if self._drafter is None:
+            return {}
+        queries = []
+        for sequence in running:
+            count = self._allowed(sequence)[0]
+            if sequence.decoding and count:
+                queries.append(DraftQuery(sequence.row_id, sequence.tokens, count))
+        drafts = self._drafter.propose(queries)
+        return {q.row_id: d for q, d in zip(queries, drafts, strict=True) if d.token_ids}
+
+    def run(
+        self, rows: ListOf[ScheduledRow], drafts: dict[int, Draft]
+    ) -> list[tuple[Sequence, Output]]:
+        """One pass over these rows. Returns what to send for the rows that emitted."""
+        self.totals.steps += 1
+        granted = [
+            _shortened(drafts.get(row.sequence.row_id, Draft()), row.draft_len) for row in rows
+        ]
+        logits = self._forward(rows, granted)
+        greedy = self._greedy(rows, granted, logits)
+        outputs, first = [], 0
+        for row, draft in zip(rows, granted, strict=True):
+            sequence = row.sequence
+            prefilling = not sequence.decoding
+            sequence.computed += row.count
+            if not sequence.decoding:
+                self._observe(sequence, sequence.computed)
+                continue
+            last = first + len(draft.token_ids) + 1
+            accepted, token = self._verify(sequence, draft, logits[first:last], greedy[first:last])
+            reason = GateReason.PREFILL if prefilling else self._reason(sequence, draft)
+            output = self._emit(sequence, draft, accepted, token, logits[first:last], reason)
+            outputs.append((sequence, replace(output, batch_rows=len(rows))))
+            first = last
+        return outputs
+
+    def send_last(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        error: DraftgateError | None = None,
+    ) -> None:
+        """End a generation between steps: an output without tokens."""
+        sequence.sink(
+            Output(
+                request_id=sequence.request.request_id,
+                chunk_index=sequence.chunks,
+                finish_reason=reason,
+                error=error,
+                prompt_len=sequence.prompt_len,
+            )
+        )
+        sequence.chunks += 1
+
+    def forget(self, sequence: Sequence) -> None:
+        """The generation has left."""
+        if self._drafter is not None:
+            self._drafter.reset(sequence.row_id)
+
+    def _allowed(self, sequence: Sequence) -> tuple[int, GateReason]:
+        """How many tokens the row may draft, and what decided it."""
+        if self._draft_len == 0 or self._drafter is None:
+            return 0, GateReason.DISABLED
+        # The pass emits one token of its own, so a draft of all that is left is never needed.
+        left = min(sequence.budget, self._max_sequence_tokens - len(sequence.tokens)) - 1
+        cap = sequence.request.params.max_draft_len
+        cap = self._draft_len if cap is None else cap
+        if left < min(cap, self._draft_len):
+            return max(left, 0), GateReason.BUDGET
+        if cap < self._draft_len:
+            return cap, GateReason.REQUEST_CAP
+        return self._draft_len, GateReason.FIXED
+
+    def _forward(self, rows: ListOf[ScheduledRow], drafts: ListOf[Draft]) -> torch.Tensor:
+        """Logits [positions, vocab] of the rows that emit: after their last token and drafts."""
+        spans: list[RowSpan] = []
+        token_ids: list[int] = []
+        wanted: list[int] = []
+        for row, draft in zip(rows, drafts, strict=True):
+            sequence = row.sequence
+            assert sequence.slot is not None
+            upto = sequence.computed + row.count
+            count = row.count + len(draft.token_ids)
+            spans.append(RowSpan(slot=sequence.slot, start=sequence.computed, count=count))
+            token_ids.extend(sequence.tokens[sequence.computed : upto])
+            if upto >= sequence.prefill_upto:
+                wanted.extend(range(len(token_ids) - 1, len(token_ids) + len(draft.token_ids)))
+            token_ids.extend(draft.token_ids)
+        device = self._target.device
+        return self._target.forward(
+            torch.tensor(token_ids, device=device),
+            spans,
+            self._cache,
+            torch.tensor(wanted, dtype=torch.long, device=device),
+        )
+
+    def _greedy(
+        self, rows: ListOf[ScheduledRow], drafts: ListOf[Draft], logits: torch.Tensor
+    ) -> list[int]:
+        """The most likely token at each position, in one go; needed by plain greedy rows only."""
+        plain = any(_plain_greedy(row.sequence) for row in rows)
+        return logits.argmax(-1).tolist() if plain and len(logits) else [0] * len(logits)
+
+    def _verify(
+        self, sequence: Sequence, draft: Draft, logits: torch.Tensor, greedy: ListOf[int]
+    ) -> tuple[int, int]:
+        """How many drafts stand, and the token after them."""
+        sampler, ids = sequence.sampler, draft.token_ids
+        if _plain_greedy(sequence):
+            return verify_equal(greedy, ids)
+        if sampler.params.greedy:
+            return verify_equal(sampler.penalised(logits.float(), ids).argmax(-1).tolist(), ids)
+        probabilities = sampler.probabilities(logits.float(), ids)
+        if sampler.params.seed is not None:
+            return verify_equal(sampler.coupled(probabilities, len(sequence.tokens)), ids)
+        return verify_rejection(probabilities, ids, draft.probabilities, sampler.generator)
+
+    def _emit(
+        self,
+        sequence: Sequence,
+        draft: Draft,
+        accepted: int,
+        token: int,
+        logits: torch.Tensor,
+        gate_reason: GateReason,
+    ) -> Output:
+        """Append the step's tokens and say what to send."""
+        tokens, reason = self._cut(sequence, (*draft.token_ids[:accepted], token))
+        accepted = min(accepted, len(tokens))
+        if sequence.first_token_s is None:
+            sequence.first_token_s = self._clock()
+        # Keys and values of rejected drafts stay in the cache and are overwritten.
+        sequence.computed += accepted
+        sequence.tokens.extend(tokens)
+        sequence.prefill_upto = len(sequence.tokens) - 1
+        sequence.sampler.observe(tokens)
+        self._observe(sequence, len(sequence.tokens))
+        self._count(draft, accepted, len(tokens))
+        output = self._output(sequence, draft, accepted, tokens, logits, gate_reason, reason)
+        sequence.chunks += 1
+        return output
+
+    def _cut(
+        self, sequence: Sequence, tokens: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], FinishReason]:
+        """The tokens up to the one that ends the generation, and why it ends."""
+        room = min(sequence.budget, self._max_sequence_tokens - len(sequence.tokens))
+        for index, token in enumerate(tokens):
+            reason = sequence.ended_by(token, self._target.config.eos_token_ids)
+            if reason is not FinishReason.NONE:
+                return tokens[: index + 1], reason
+            if index + 1 == room:
+                return tokens[: index + 1], FinishReason.LENGTH
+        return tokens, FinishReason.NONE
+
+    def _reason(self, sequence: Sequence, draft: Draft) -> GateReason:
+        count, reason = self._allowed(sequence)
+        return GateReason.NO_DRAFT if count and not draft.token_ids else reason
+
+    def _observe(self, sequence: Sequence, upto: int) -> None:
+        if self._drafter is not None:
+            self._drafter.observe(sequence.row_id, sequence.tokens, upto)
+
+    def _count(self, draft: Draft, accepted: int, emitted: int) -> None:
+        self.totals.emitted_tokens += emitted
+        if draft.token_ids:
+            self.totals.verify_steps += 1
+            self.totals.drafted_tokens += len(draft.token_ids)
+            self.totals.accepted_tokens += accepted
+
+    def _output(
+        self,
+        sequence: Sequence,
+        draft: Draft,
+        accepted: int,
+        tokens: tuple[int, ...],
+        logits: torch.Tensor,
+        gate_reason: GateReason,
+        reason: FinishReason,
+    ) -> Output:
+        assert sequence.started_s is not None
+        assert sequence.first_token_s is not None
+        logprobs, top_ids, top_logprobs = _logprobs(
+            sequence.request.params.logprobs, tokens, logits
+        )
+        source = self._drafter.source if self._drafter is not None else DraftSource.NONE
+        step = VerifyStep(draft.token_ids, accepted, source) if draft.token_ids else None
+        return Output(
+            request_id=sequence.request.request_id,
+            chunk_index=sequence.chunks,
+            token_ids=tokens,
+            logprobs=logprobs,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+            verify_step=step,
+            gate_reason=gate_reason,
+            finish_reason=reason,
+            prompt_len=sequence.prompt_len,
+            queue_us=round((sequence.started_s - sequence.arrived_s) * 1e6),
+            prefill_us=round((sequence.first_token_s - sequence.started_s) * 1e6),
+        )
+
+
+def _plain_greedy(sequence: Sequence) -> bool:
+    params = sequence.request.params
+    return params.greedy and not params.has_penalties
+
+
+def _shortened(draft: Draft, count: int) -> Draft:
+    if len(draft.token_ids) <= count:
+        return draft
+    probabilities = draft.probabilities
+    return Draft(draft.token_ids[:count], None if probabilities is None else probabilities[:count])
+
+
+def _logprobs(
+    asked: int | None, tokens: tuple[int, ...], logits: torch.Tensor
+) -> tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
+    """Log-probabilities of the tokens and of the `asked` most likely ones at their positions."""
+    if asked is None:
+        return (), (), ()
+    log_probabilities = logits[: len(tokens)].float().log_softmax(-1)
+    ids = torch.tensor(tokens, device=logits.device).unsqueeze(1)
+    chosen = log_probabilities.gather(1, ids).squeeze(1).tolist()
+    top = log_probabilities.topk(asked, -1)
+    return (
+        tuple(chosen),
+        tuple(tuple(row) for row in top.indices.tolist()),
+        tuple(tuple(row) for row in top.values.tolist()),
+    )

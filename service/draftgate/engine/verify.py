@@ -1,0 +1,67 @@
+"""Deciding which drafted tokens stand.
+
+All drafts of a row were in one target pass, so the target's distribution after each of them is
+known. Both ways below leave the emitted tokens distributed exactly as without drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from draftgate.engine.sampler import draw
+
+__all__ = ["verify_equal", "verify_rejection"]
+
+
+def verify_equal(target_ids: Sequence[int], draft_ids: Sequence[int]) -> tuple[int, int]:
+    """Accept drafts as long as they equal the target's own choice.
+
+    target_ids: [K + 1] the target's token at each position (greedy, or coupled to a seed);
+    draft_ids: [K]. Returns how many drafts are accepted and the token that follows them.
+    """
+    accepted = 0
+    while accepted < len(draft_ids) and target_ids[accepted] == draft_ids[accepted]:
+        accepted += 1
+    return accepted, target_ids[accepted]
+
+
+def verify_rejection(
+    target: torch.Tensor,
+    draft_ids: Sequence[int],
+    draft: torch.Tensor | None,
+    generator: torch.Generator,
+) -> tuple[int, int]:
+    """Speculative sampling (arXiv 2211.17192 section 2.3; arXiv 2302.01318 theorem 1).
+
+    target: [K + 1, vocab] the target's distributions p; draft_ids: [K] tokens drawn from
+    draft: [K, vocab] the drafter's distributions q, or None where it proposes without chance
+    (q is 1 at the draft). A draft x is accepted with probability min(1, p(x) / q(x)); at the first
+    rejection the token comes from norm(max(0, p - q)), after the last acceptance from p.
+    Returns how many drafts are accepted and the token that follows them.
+    """
+    if not draft_ids:
+        return 0, draw(target[0], generator)
+    ids = torch.tensor(draft_ids, device=target.device)
+    chosen = ids.unsqueeze(1)
+    p = target[:-1].gather(1, chosen).squeeze(1)
+    q = torch.ones_like(p) if draft is None else draft.gather(1, chosen).squeeze(1)
+    uniform = torch.rand(p.shape, generator=generator, device=p.device)
+    rejected = (uniform * q >= p).nonzero()
+    if not len(rejected):
+        return len(draft_ids), draw(target[-1], generator)
+    accepted = int(rejected[0])
+    return accepted, draw(_residual(target[accepted], ids[accepted], draft, accepted), generator)
+
+
+def _residual(
+    target: torch.Tensor, draft_id: torch.Tensor, draft: torch.Tensor | None, position: int
+) -> torch.Tensor:
+    if draft is None:
+        residual = target.clone()
+        residual[draft_id] = 0.0
+    else:
+        residual = (target - draft[position]).clamp_min_(0.0)
+    # p and q equal up to rounding: nothing is left over, and p is the answer.
+    return residual if bool(residual.sum() > 0.0) else target
