@@ -279,10 +279,10 @@ def _description(engine: Engine, tokenizer: Tokenizer) -> dict[str, object]:
     speculates = config.drafter != "none" and config.draft_len > 0
     return {
         "name": model.name,
-        "architecture": model.architecture,
+        "architecture": model.shape.architecture,
         "quantization": model.quantization,
         "compute_dtype": config.dtype,
-        "vocab_size": model.vocab_size,
+        "vocab_size": model.shape.vocab_size,
         "max_sequence_tokens": engine.max_sequence_tokens,
         "eos_token_ids": list(model.eos_token_ids),
         "has_chat_template": tokenizer.has_chat_template,

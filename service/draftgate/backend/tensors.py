@@ -179,7 +179,8 @@ def loading(pb_utils: PbUtils) -> Iterator[None]:
 def _to_numpy(dtype: DataType, value: Value) -> npt.NDArray[Any]:
     if isinstance(value, str):
         return np.array([value.encode("utf-8")], dtype=object)
-    return np.atleast_1d(np.asarray(value, dtype=_NUMPY_TYPES[dtype]))
+    array: npt.NDArray[Any] = np.atleast_1d(np.asarray(value, dtype=_NUMPY_TYPES[dtype]))
+    return array
 
 
 def _shown(spec: TensorSpec) -> str:

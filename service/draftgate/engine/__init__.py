@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from draftgate.engine.config import SUPPORTED_ARCHITECTURES, EngineConfig, ModelConfig
+from draftgate.engine.config import EngineConfig, ModelConfig
 from draftgate.engine.engine import Engine
 from draftgate.engine.model import Target, load_target
 from draftgate.engine.request import EngineCounters, Output, Request, Sink, VerifyStep
 
 __all__ = [
-    "SUPPORTED_ARCHITECTURES",
     "Engine",
     "EngineConfig",
     "EngineCounters",

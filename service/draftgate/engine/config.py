@@ -4,117 +4,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from draftgate.checkpoint.architectures import ModelShape, model_shape
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "EngineConfig", "ModelConfig", "RopeConfig"]
-
-SUPPORTED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary position embedding (RoFormer, arXiv 2104.09864) and how it is stretched."""
-
-    theta: float
-    """Base of the geometric progression of wavelengths."""
-    kind: str
-    """`default`, `linear`, `llama3` or `yarn`."""
-    scaling: Mapping[str, float] = field(default_factory=dict)
-    """The numbers of that kind, under the names of the checkpoint's config."""
+__all__ = ["EngineConfig", "ModelConfig"]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer, read from a checkpoint's `config.json`."""
+    """A checkpoint folder's model: its sizes, and what else its configuration files say."""
 
-    architecture: str
-    """Class name in `architectures`, one of SUPPORTED_ARCHITECTURES."""
     name: str
     """What the checkpoint calls itself: the folder's name."""
+    shape: ModelShape
+    """Sizes and position embedding."""
     quantization: str
     """`FP8` for a ModelOpt checkpoint, else empty."""
-    layers: int
-    """Number of decoder layers."""
-    hidden: int
-    """Width of the residual stream."""
-    intermediate: int
-    """Width of the feed-forward layer."""
-    heads: int
-    """Query heads."""
-    kv_heads: int
-    """Key and value heads; `heads` is a multiple of it."""
-    head_dim: int
-    """Width of one head."""
-    vocab_size: int
-    """Rows of the embedding."""
-    max_positions: int
-    """Longest sequence the checkpoint is made for, in tokens."""
-    norm_eps: float
-    """Added to the mean square in RMSNorm."""
-    rope: RopeConfig
-    """Position embedding."""
-    tied_embeddings: bool
-    """Whether the output layer is the embedding itself."""
     eos_token_ids: tuple[int, ...]
     """Ids that end a generation."""
 
     @classmethod
     def load(cls, model_dir: Path) -> ModelConfig:
-        """Read `config.json` and `generation_config.json`.
+        """Read `config.json`, `generation_config.json` and `hf_quant_config.json`.
 
         Raises DraftgateError(FAILED_PRECONDITION) when the folder holds no such checkpoint and
         DraftgateError(UNIMPLEMENTED) naming the part that is not supported.
         """
         raw = _read_json(model_dir / "config.json")
-        architecture = next(iter(raw.get("architectures") or []), "none")
-        if architecture not in SUPPORTED_ARCHITECTURES:
-            raise DraftgateError(
-                ErrorCode.UNIMPLEMENTED,
-                f"{model_dir}: architecture {architecture} is not supported; "
-                f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}",
-            )
-        if raw.get("hidden_act", "silu") != "silu":
-            raise DraftgateError(
-                ErrorCode.UNIMPLEMENTED,
-                f"{model_dir}: hidden_act {raw['hidden_act']} is not supported, only silu",
-            )
-        try:
-            return cls._from_raw(raw, architecture, model_dir)
-        except KeyError as missing:
-            raise DraftgateError(
-                ErrorCode.FAILED_PRECONDITION, f"{model_dir}/config.json lacks {missing}"
-            ) from missing
-
-    @classmethod
-    def _from_raw(cls, raw: Mapping[str, Any], architecture: str, model_dir: Path) -> ModelConfig:
-        heads = int(raw["num_attention_heads"])
-        window = raw.get("sliding_window") if raw.get("use_sliding_window", True) else None
-        max_positions = int(raw["max_position_embeddings"])
         return cls(
-            architecture=architecture,
             name=model_dir.resolve().name,
+            shape=model_shape(raw),
             quantization=_quantization(model_dir),
-            layers=int(raw["num_hidden_layers"]),
-            hidden=int(raw["hidden_size"]),
-            intermediate=int(raw["intermediate_size"]),
-            heads=heads,
-            kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
-            vocab_size=int(raw["vocab_size"]),
-            # Up to the window's length, sliding-window attention is full attention.
-            max_positions=min(max_positions, int(window)) if window else max_positions,
-            norm_eps=float(raw["rms_norm_eps"]),
-            rope=_rope(raw),
-            tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=_eos_token_ids(raw, model_dir),
         )
 
@@ -215,24 +139,6 @@ def _quantization(model_dir: Path) -> str:
             ErrorCode.UNIMPLEMENTED, f"{path}: quant_algo {algorithm} is not supported, only FP8"
         )
     return algorithm
-
-
-def _rope(raw: Mapping[str, Any]) -> RopeConfig:
-    # Transformers 5 writes rope_parameters; before, rope_theta and rope_scaling stood apart.
-    parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = float(parameters.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
-    kind = str(parameters.pop("rope_type", None) or parameters.pop("type", None) or "default")
-    if kind not in ("default", "linear", "llama3", "yarn"):
-        raise DraftgateError(
-            ErrorCode.UNIMPLEMENTED,
-            f"rope scaling {kind} is not supported; supported are linear, llama3 and yarn",
-        )
-    scaling = {k: float(v) for k, v in parameters.items() if isinstance(v, (int, float))}
-    if kind == "yarn":
-        scaling.setdefault(
-            "original_max_position_embeddings", float(raw["max_position_embeddings"])
-        )
-    return RopeConfig(theta=theta, kind=kind, scaling=scaling)
 
 
 def _eos_token_ids(raw: Mapping[str, Any], model_dir: Path) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ class Engine:
         self.config = config
         self._clock = clock
         wanted = sequence_limit(target.config, config)
-        self._cache = KVCache(target.config, config, wanted, target.dtype, target.device)
+        self._cache = KVCache(target.config.shape, config, wanted, target.dtype, target.device)
         self.max_sequence_tokens = min(wanted, self._cache.total_blocks * BLOCK_TOKENS)
         self._scheduler = Scheduler(config, self._cache)
         self._stepper = Stepper(
@@ -224,7 +224,7 @@ class Engine:
             raise DraftgateError(ErrorCode.UNAVAILABLE, "the engine is shutting down")
 
     def _check(self, request: Request) -> None:
-        vocab_size = self.target.config.vocab_size
+        vocab_size = self.target.config.shape.vocab_size
         request.params.validate(vocab_size=vocab_size)
         if not request.input_ids:
             raise invalid_argument("input_ids", [], "at least one token")
@@ -254,6 +254,6 @@ class Engine:
             request.params,
             request.input_ids[:split],
             request.input_ids[split:],
-            self.target.config.vocab_size,
+            self.target.config.shape.vocab_size,
             self.target.device,
         )

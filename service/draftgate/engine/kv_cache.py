@@ -14,7 +14,8 @@ import mmap
 
 import torch
 
-from draftgate.engine.config import EngineConfig, ModelConfig
+from draftgate.checkpoint.architectures import ModelShape
+from draftgate.engine.config import EngineConfig
 from draftgate.errors import DraftgateError, ErrorCode
 
 __all__ = ["BLOCK_TOKENS", "KVCache"]
@@ -28,7 +29,7 @@ class KVCache:
 
     def __init__(
         self,
-        model: ModelConfig,
+        shape: ModelShape,
         engine: EngineConfig,
         max_tokens: int,
         dtype: torch.dtype,
@@ -40,9 +41,9 @@ class KVCache:
         each row, or the address space cannot be had.
         """
         self._slot_tokens = -(-max_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
-        self._width = 2 * model.kv_heads * model.head_dim
-        self._layers = model.layers
-        block_bytes = BLOCK_TOKENS * self._width * dtype.itemsize * model.layers
+        self._width = 2 * shape.kv_heads * shape.head_dim
+        self._layers = shape.layers
+        block_bytes = BLOCK_TOKENS * self._width * dtype.itemsize * shape.layers
         self.block_bytes = block_bytes
         self.total_blocks = engine.kv_cache_bytes // block_bytes
         self.max_rows = engine.max_batch_rows
@@ -58,12 +59,19 @@ class KVCache:
                 f"max_batch_rows = {engine.max_batch_rows} rows can start with",
             )
         self._used = [0] * self.max_rows  # blocks held by each slot
-        shape = (model.layers, self.max_rows, self._slot_tokens, 2, model.kv_heads, model.head_dim)
-        self._memory = _LazyMemory(shape, dtype) if device.type == "cpu" else None
+        extents = (
+            shape.layers,
+            self.max_rows,
+            self._slot_tokens,
+            2,
+            shape.kv_heads,
+            shape.head_dim,
+        )
+        self._memory = _LazyMemory(extents, dtype) if device.type == "cpu" else None
         store = (
             self._memory.tensor
             if self._memory is not None
-            else torch.zeros(shape, dtype=dtype, device=device)
+            else torch.zeros(extents, dtype=dtype, device=device)
         )
         self._store = store
         self._flat = [layer.view(-1, self._width) for layer in store]  # [slots * tokens, width]
@@ -123,9 +131,9 @@ class KVCache:
 class _LazyMemory:
     """Zeroed address space that takes memory page by page as it is written."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, extents: tuple[int, ...], dtype: torch.dtype) -> None:
         size_bytes = dtype.itemsize
-        for extent in shape:
+        for extent in extents:
             size_bytes *= extent
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
         try:
@@ -139,7 +147,7 @@ class _LazyMemory:
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             # A huge page would make memory of positions that no row has reached.
             self._map.madvise(mmap.MADV_NOHUGEPAGE)
-        self.tensor = torch.frombuffer(self._map, dtype=dtype).view(shape)
+        self.tensor = torch.frombuffer(self._map, dtype=dtype).view(extents)
 
     def give_back(self, start_bytes: int, size_bytes: int) -> None:
         """Return whole pages to the system; what is read there next is zero or what was left."""

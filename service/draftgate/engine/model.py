@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from draftgate.checkpoint.architectures import ModelShape
 from draftgate.engine.attention import AttentionPlan, RowSpan, plan_attention
 from draftgate.engine.config import EngineConfig, ModelConfig
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
@@ -48,21 +49,21 @@ class Target:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self._loader = _Loader(config, reader, dtype, device)
-        self._embedding = self._loader.embedding()
-        self._layers = [self._loader.layer(index) for index in range(config.layers)]
-        self._norm = self._loader.vector("model.norm.weight", config.hidden)
-        self._head = self._loader.head()
-        self._rope = RopeTable(config.rope, config.head_dim, config.max_positions, dtype, device)
-        del self._loader
+        shape = config.shape
+        loader = _Loader(shape, reader, dtype, device)
+        self._embedding = loader.embedding()
+        self._layers = [loader.layer(index) for index in range(shape.layers)]
+        self._norm = loader.vector("model.norm.weight", shape.hidden_size)
+        self._head = loader.head()
+        self._rope = RopeTable(shape.rope, shape.head_dim, shape.max_positions, dtype, device)
 
     def plan(self, spans: Sequence[RowSpan]) -> AttentionPlan:
         """How attention runs for a step of these rows."""
         return plan_attention(
             spans,
-            heads=self.config.heads,
-            kv_heads=self.config.kv_heads,
-            head_dim=self.config.head_dim,
+            heads=self.config.shape.heads,
+            kv_heads=self.config.shape.kv_heads,
+            head_dim=self.config.shape.head_dim,
             dtype=self.dtype,
             device=self.device,
         )
@@ -97,7 +98,7 @@ class Target:
     def score(self, ids: Sequence[int]) -> torch.Tensor:
         """Logits [tokens, vocab] in fp32 after each of these tokens."""
         lone = EngineConfig(max_batch_rows=1, kv_cache_bytes=1 << 62)
-        cache = KVCache(self.config, lone, len(ids) + BLOCK_TOKENS, self.dtype, self.device)
+        cache = KVCache(self.config.shape, lone, len(ids) + BLOCK_TOKENS, self.dtype, self.device)
         with torch.inference_mode():
             tokens = torch.tensor(ids, device=self.device)
             span = RowSpan(slot=0, start=0, count=len(ids))
@@ -115,7 +116,7 @@ class Target:
         plan: AttentionPlan,
         cache: KVCache,
     ) -> torch.Tensor:
-        config, tokens = self.config, x.shape[0]
+        config, tokens = self.config.shape, x.shape[0]
         query_width = config.heads * config.head_dim
         rotated_heads = config.heads + config.kv_heads
         qkv = layer.qkv(self._normed(x, layer.attention_norm))
@@ -132,7 +133,7 @@ class Target:
         return layer.down.plus(layer.up.times(h, layer.gate.silu(h)), x)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+        return F.rms_norm(x, weight.shape, weight, self.config.shape.norm_eps)
 
 
 def load_target(model_dir: Path, dtype: torch.dtype, device: torch.device | None = None) -> Target:
@@ -146,60 +147,66 @@ class _Loader:
 
     def __init__(
         self,
-        config: ModelConfig,
+        shape: ModelShape,
         reader: CheckpointReader,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._config = config
+        self._shape = shape
         self._reader = reader
         self._dtype = dtype
         self._device = device
 
     def embedding(self) -> torch.Tensor:
         """[vocab, hidden]. On a CPU it stays a mapped file: a step looks up a few rows of it."""
-        name, shape = "model.embed_tokens.weight", (self._config.vocab_size, self._config.hidden)
+        name, shape = "model.embed_tokens.weight", (self._shape.vocab_size, self._shape.hidden_size)
         stored = self._reader.stored(name)
         if self._device.type == "cpu" and tuple(stored.shape) == shape and stored.itemsize > 1:
             return stored
         return self._placed(self._reader.weight(name, shape))
 
     def head(self) -> Linear:
-        tied = self._config.tied_embeddings or "lm_head.weight" not in self._reader
+        tied = self._shape.tied_embeddings or "lm_head.weight" not in self._reader
         name = "model.embed_tokens" if tied else "lm_head"
-        return self._linear([(name, self._config.vocab_size)], self._config.hidden)
+        return self._linear([(name, self._shape.vocab_size)], self._shape.hidden_size)
 
     def layer(self, number: int) -> _Layer:
-        config, prefix = self._config, f"model.layers.{number}."
+        shape, prefix = self._shape, f"model.layers.{number}."
         attention, feed_forward = prefix + "self_attn.", prefix + "mlp."
-        query_width = config.heads * config.head_dim
-        kv_width = config.kv_heads * config.head_dim
+        query_width = shape.heads * shape.head_dim
+        kv_width = shape.kv_heads * shape.head_dim
         return _Layer(
-            attention_norm=self.vector(prefix + "input_layernorm.weight", config.hidden),
+            attention_norm=self.vector(prefix + "input_layernorm.weight", shape.hidden_size),
             qkv=self._linear(
                 [
                     (attention + "q_proj", query_width),
                     (attention + "k_proj", kv_width),
                     (attention + "v_proj", kv_width),
                 ],
-                config.hidden,
+                shape.hidden_size,
             ),
             query_norm=self._head_norm(attention + "q_norm.weight"),
             key_norm=self._head_norm(attention + "k_norm.weight"),
-            output=self._linear([(attention + "o_proj", config.hidden)], query_width),
+            output=self._linear([(attention + "o_proj", shape.hidden_size)], query_width),
             feed_forward_norm=self.vector(
-                prefix + "post_attention_layernorm.weight", config.hidden
+                prefix + "post_attention_layernorm.weight", shape.hidden_size
             ),
-            gate=self._linear([(feed_forward + "gate_proj", config.intermediate)], config.hidden),
-            up=self._linear([(feed_forward + "up_proj", config.intermediate)], config.hidden),
-            down=self._linear([(feed_forward + "down_proj", config.hidden)], config.intermediate),
+            gate=self._linear(
+                [(feed_forward + "gate_proj", shape.intermediate_size)], shape.hidden_size
+            ),
+            up=self._linear(
+                [(feed_forward + "up_proj", shape.intermediate_size)], shape.hidden_size
+            ),
+            down=self._linear(
+                [(feed_forward + "down_proj", shape.hidden_size)], shape.intermediate_size
+            ),
         )
 
     def vector(self, name: str, width: int) -> torch.Tensor:
         return self._placed(self._reader.weight(name, (width,)))
 
     def _head_norm(self, name: str) -> torch.Tensor | None:
-        return self.vector(name, self._config.head_dim) if name in self._reader else None
+        return self.vector(name, self._shape.head_dim) if name in self._reader else None
 
     def _linear(self, parts: list[tuple[str, int]], width: int) -> Linear:
         """One linear layer from the modules in `parts` (name, output width), stacked."""
@@ -218,5 +225,5 @@ class _Loader:
 
 def sequence_limit(model: ModelConfig, engine: EngineConfig) -> int:
     """Longest prompt plus output that this engine takes, in tokens."""
-    asked = engine.max_sequence_tokens or model.max_positions
-    return min(asked, model.max_positions)
+    longest = model.shape.max_positions
+    return min(engine.max_sequence_tokens or longest, longest)

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from draftgate.engine.config import RopeConfig
+from draftgate.checkpoint.architectures import Rope
 
 __all__ = ["RopeTable", "rotate_"]
 
@@ -24,15 +24,15 @@ class RopeTable:
 
     def __init__(
         self,
-        config: RopeConfig,
+        rope: Rope,
         head_dim: int,
         max_positions: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        frequencies, amplitude = _frequencies(config, head_dim)
+        frequencies = _frequencies(rope, head_dim)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-        cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
+        cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
         self.cos = torch.cat((cos, cos), dim=1).to(dtype).to(device)  # [positions, head_dim]
         self.signed_sin = torch.cat((-sin, sin), dim=1).to(dtype).to(device)
 
@@ -48,56 +48,38 @@ def rotate_(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> Non
     x.mul_(cos).addcmul_(swapped, signed_sin)
 
 
-def _frequencies(config: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
-    """Angular frequencies [head_dim / 2] in radians per position, and the amplitude."""
+def _frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+    """Angular frequencies [head_dim / 2] in radians per position."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    plain = 1.0 / config.theta**exponents
-    if config.kind == "linear":
-        return plain / config.scaling["factor"], 1.0
-    if config.kind == "llama3":
-        return _llama3(plain, config), 1.0
-    if config.kind == "yarn":
-        return _yarn(plain, config, head_dim)
-    return plain, 1.0
+    plain = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(plain, rope)
+    if rope.kind == "yarn":
+        return _yarn(plain, rope, head_dim)
+    return plain
 
 
-def _llama3(plain: torch.Tensor, config: RopeConfig) -> torch.Tensor:
+def _llama3(plain: torch.Tensor, rope: Rope) -> torch.Tensor:
     """Long wavelengths are stretched, short ones kept, those between are blended."""
-    factor = config.scaling["factor"]
-    low = config.scaling["low_freq_factor"]
-    high = config.scaling["high_freq_factor"]
-    turns = config.scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    turns = rope.original_max_positions * plain / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return kept * plain + (1 - kept) * plain / factor
+    return kept * plain + (1 - kept) * plain / rope.factor
 
 
-def _yarn(plain: torch.Tensor, config: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
-    """Blend by dimension between kept and stretched, and sharpen attention to make up for it."""
-    factor = config.scaling["factor"]
-    original = config.scaling["original_max_position_embeddings"]
+def _yarn(plain: torch.Tensor, rope: Rope, head_dim: int) -> torch.Tensor:
+    """A ramp over the dimensions from frequencies as they are to stretched ones."""
 
     def dimension_of(turns: float) -> float:
-        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
+        scale = math.log(rope.original_max_positions / (turns * 2 * math.pi))
+        return head_dim * scale / (2 * math.log(rope.theta))
 
-    first = dimension_of(config.scaling.get("beta_fast", 32.0))
-    last = dimension_of(config.scaling.get("beta_slow", 1.0))
-    if config.scaling.get("truncate", True):
+    first, last = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
     span = max(last - first, 0.001)
     ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / span).clamp(0.0, 1.0)
-    frequencies = plain / factor * ramp + plain * (1 - ramp)
-    amplitude = config.scaling.get("attention_factor")
-    if amplitude is None:
-        amplitude = _yarn_amplitude(config, factor)
-    return frequencies, amplitude
-
-
-def _yarn_amplitude(config: RopeConfig, factor: float) -> float:
-    def sharpened(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
-    one, all_dims = config.scaling.get("mscale"), config.scaling.get("mscale_all_dim")
-    if one and all_dims:
-        return sharpened(one) / sharpened(all_dims)
-    return sharpened(1.0)
+    return plain / rope.factor * ramp + plain * (1 - ramp)
