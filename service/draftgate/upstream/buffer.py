@@ -58,8 +58,8 @@ class ChunkBuffer:
     def put(self, chunk: Chunk) -> None:
         """Add a chunk; the one with a finish reason is the last.
 
-        Raises DraftgateError(RESOURCE_EXHAUSTED) if the consumer lags too far behind, and
-        DraftgateError(INTERNAL) for an index seen before or one behind the last chunk.
+        Raises DraftgateError(RESOURCE_EXHAUSTED), and drops what waits, if the consumer lags too
+        far behind; DraftgateError(INTERNAL) for an index seen before or one behind the last chunk.
         """
         if chunk.index < self._next_index or chunk.index in self._early:
             raise broken(f"chunk {chunk.index} came twice")
@@ -67,6 +67,7 @@ class ChunkBuffer:
         self._early[chunk.index] = chunk
         waiting = len(self._ready) + len(self._early)
         if waiting > self._limits.max_chunks or self._bytes > self._limits.max_bytes:
+            self._ready.clear()
             raise DraftgateError(
                 ErrorCode.RESOURCE_EXHAUSTED,
                 f"the stream was read too slowly: {waiting} chunks ({self._bytes} bytes) waited,"
@@ -80,8 +81,8 @@ class ChunkBuffer:
             raise broken("chunks came behind the last one")
         self._wake.set()
 
-    def fail(self, error: DraftgateError) -> None:
-        """End with an error, which the consumer sees at once: what still waits is dropped.
+    def fail(self, error: DraftgateError, *, at_once: bool = False) -> None:
+        """End with an error: behind the chunks that wait, or `at_once` in their place.
 
         The first error stays; one that comes behind the last chunk changes nothing.
         """
@@ -89,19 +90,20 @@ class ChunkBuffer:
             return
         self._ended = True
         self._error = error
-        self._ready.clear()
         self._early.clear()
+        if at_once:
+            self._ready.clear()
         self._wake.set()
 
     async def get(self) -> Chunk | None:
         """The next chunk, or None after the last. Raises the error given to `fail`."""
         while True:
-            if self._error is not None:
-                raise self._error
             if self._ready:
                 chunk = self._ready.popleft()
                 self._bytes -= chunk.size_bytes
                 return chunk
+            if self._error is not None:
+                raise self._error
             if self._ended:
                 return None
             self._wake.clear()

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import grpc
 import grpc.aio
@@ -67,14 +67,9 @@ class TritonClient:
             await asyncio.wait(self._tasks)
         await self._channel.close()
 
-    def generate(
-        self, request: GenerationRequest, metadata: Sequence[tuple[str, str]] = ()
-    ) -> Generation:
-        """Start a generation, to be used as `async with client.generate(...) as chunks`.
-
-        `metadata` goes with the RPC: the trace context of a sampled request.
-        """
-        return Generation(self, request, metadata)
+    def generate(self, request: GenerationRequest) -> Generation:
+        """A generation, not started yet: `async with client.generate(...).started() as chunks`."""
+        return Generation(self, request)
 
     async def stop(self, wire_id: str) -> None:
         """End the generation that runs under `wire_id`; unknown ids do no harm.
@@ -158,36 +153,30 @@ class TritonClient:
 
 
 class Generation:
-    """One generation: an async context manager, and inside it an async iterator of chunks.
+    """One generation: `started` is an async context manager, inside it is an iterator of chunks.
 
-    Leaving it before the last chunk, for whatever reason, frees the engine's row: an ensemble does
+    Leaving before the last chunk, for whatever reason, frees the engine's row: an ensemble does
     not hand a cancelled RPC on to its running step, so the engine is told with a `stop` request.
     The RPC itself is read to its end, because Triton may crash on an early cancel.
     """
 
-    def __init__(
-        self, client: TritonClient, request: GenerationRequest, metadata: Sequence[tuple[str, str]]
-    ) -> None:
+    def __init__(self, client: TritonClient, request: GenerationRequest) -> None:
         self._client = client
         # A caller may use its id again at once, and a late stop must not end the new generation.
         self.wire_id = f"{request.request_id}-{secrets.token_hex(4)}"
         self._request = requests.generation_request(request, self.wire_id)
-        self._metadata = metadata
         self._buffer = ChunkBuffer(client.config.limits)
         self._leave = asyncio.timeout(None)
         self._stopping = False
 
-    async def __aenter__(self) -> Generation:
-        self._reading = self._client.spawn(self._read())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.abandon(DraftgateError(ErrorCode.CANCELLED, "the generation was abandoned"))
+    @asynccontextmanager
+    async def started(self, metadata: Sequence[tuple[str, str]] = ()) -> AsyncIterator[Generation]:
+        """Run it. `metadata` goes with the RPC: the trace context of a sampled request."""
+        self._reading = self._client.spawn(self._read(metadata))
+        try:
+            yield self
+        finally:
+            self.abandon(DraftgateError(ErrorCode.CANCELLED, "the generation was abandoned"))
 
     def __aiter__(self) -> Generation:
         return self
@@ -200,27 +189,30 @@ class Generation:
         return chunk
 
     def abandon(self, error: DraftgateError) -> None:
-        """End the generation now: the consumer sees `error`, the engine is told to stop.
+        """End the generation now: the consumer sees `error` next, the engine is told to stop.
 
         Without effect once the last chunk came.
         """
-        self._buffer.fail(error)
+        self._fail(error, at_once=True)
+
+    def _fail(self, error: DraftgateError, *, at_once: bool = False) -> None:
+        self._buffer.fail(error, at_once=at_once)
         if not self._buffer.finished and not self._stopping:
             self._stopping = True
             self._client.spawn(self._stop())
 
-    async def _read(self) -> None:
+    async def _read(self, metadata: Sequence[tuple[str, str]]) -> None:
         """Read the RPC to its end; once nobody wants the chunks any more, for a bounded time."""
         try:
             async with self._leave:
-                async for response in self._client.stream_infer(self._request, self._metadata):
+                async for response in self._client.stream_infer(self._request, metadata):
                     self._take(response)
         except TimeoutError:
             _log.warning("generation %s: Triton did not end its stream", self.wire_id)
         except DraftgateError as error:
-            self.abandon(error)
+            self._fail(error)
         else:
-            self.abandon(responses.broken("the stream ended without a finish reason"))
+            self._fail(responses.broken("the stream ended without a finish reason"))
 
     def _take(self, response: pb.ModelStreamInferResponse) -> None:
         if self._buffer.ended:
@@ -231,7 +223,7 @@ class Generation:
             if responses.has_outputs(response.infer_response):
                 self._buffer.put(responses.parse_chunk(response.infer_response))
         except DraftgateError as error:
-            self.abandon(error)
+            self._fail(error)
         if self._buffer.finished:
             self._limit_reading()
 
