@@ -6,8 +6,8 @@ import asyncio
 import signal
 
 import grpc
-from draftgate._pb.draftgate.v1.model_pb2 import Model
 
+from draftgate._pb.draftgate.v1.model_pb2 import Model
 from tests.fakes.gateway import MODEL, Fail, FakeGateway, Hang, emitted, finished, started, target
 from tests.fakes.terminal import DRAFTGATE, environment, on_terminal, run_in_pipe
 

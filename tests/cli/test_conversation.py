@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from draftgate.cli.conversation import Conversation
 from hypothesis import given
 from hypothesis import strategies as st
+
+from draftgate.cli.conversation import Conversation
 
 CONTEXT = 300
 TEMPLATE = 5

@@ -9,8 +9,8 @@ import socket
 
 import grpc
 import pytest
-from draftgate._pb.draftgate.v1.generation_pb2 import FINISH_REASON_CANCELLED
 
+from draftgate._pb.draftgate.v1.generation_pb2 import FINISH_REASON_CANCELLED
 from tests.fakes.gateway import (
     Fail,
     FakeGateway,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import unicodedata
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from draftgate._pb.draftgate.v1.generation_pb2 import (
     TOKEN_SOURCE_DRAFT,
     TOKEN_SOURCE_TARGET,
     TokenChunk,
 )
 from draftgate.cli.render import Kind, clean, pieces
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tests.fakes.gateway import verified
 
 texts = st.lists(st.text(max_size=4), max_size=3)

@@ -15,6 +15,7 @@ from typing import Self
 
 import grpc
 import grpc.aio
+
 from draftgate._pb.draftgate.v1.generation_pb2 import (
     DRAFT_SOURCE_NGRAM,
     FINISH_REASON_EOS,

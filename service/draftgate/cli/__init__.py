@@ -18,7 +18,9 @@ import typer
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from draftgate import __version__
-from draftgate.cli import chat, generate
+from draftgate.cli import chat, generate, serve
+from draftgate.cli.model import model_app
+from draftgate.cli.preparation import PreparationFailedError
 from draftgate.cli.render import ReaderGoneError, print_error
 from draftgate.errors import DraftgateError
 
@@ -34,8 +36,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(serve.serve)
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.add_typer(model_app, name="model")
 
 
 def main() -> None:
@@ -48,6 +52,8 @@ def main() -> None:
         app(prog_name="draftgate")
     except DraftgateError as error:
         print_error(error.message)
+        sys.exit(EXIT_FAILED)
+    except PreparationFailedError:
         sys.exit(EXIT_FAILED)
     except ReaderGoneError:
         # Python flushes stdout once more on its way out, and would complain.

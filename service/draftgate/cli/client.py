@@ -8,6 +8,8 @@ from typing import Self
 
 import grpc
 import grpc.aio
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest, GenerateResponse
 from draftgate._pb.draftgate.v1.generation_pb2_grpc import GenerationServiceStub
@@ -44,6 +46,18 @@ class GatewayClient:
     async def close(self) -> None:
         """Close the connection, cancelling what still runs on it."""
         await self._channel.close()
+
+    async def serving(self, *, timeout_s: float) -> None:
+        """Wait until the gateway says that it serves."""
+        watching = HealthStub(self._channel).Watch(HealthCheckRequest(), timeout=timeout_s)
+        try:
+            async for update in watching:
+                if update.status == HealthCheckResponse.SERVING:
+                    return
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error, timeout_s) from error
+        finally:
+            watching.cancel()
 
     async def model(self, *, timeout_s: float) -> Model:
         """The served model."""
