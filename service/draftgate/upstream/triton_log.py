@@ -30,6 +30,7 @@ _LEVELS = {
 _HARMLESS = (
     "CudaDriverHelper has not been initialized",
     "CUDA driver version is insufficient for CUDA runtime version",
+    "pinned memory pool",
 )
 _TABLE = ("+-", "| ", "|-")
 
