@@ -65,6 +65,14 @@ async def echo(server: TritonServer, *values: int) -> list[int]:
     return await asyncio.to_thread(infer)
 
 
+async def begin(server: TritonServer) -> asyncio.Task[None]:
+    """A start under way, with a process already there."""
+    starting = asyncio.create_task(server.start())
+    while server.process_group is None:
+        await asyncio.sleep(0.01)
+    return starting
+
+
 async def has_stub(traces: Any) -> None:
     """Wait until the process of the model runs."""
     while "triton_python_backend_stub" not in map(os.path.basename, traces.processes().values()):
@@ -147,9 +155,7 @@ async def test_stop_during_start(
     make_repository: MakeRepository, make_server: MakeServer, traces_of: TracesOf
 ) -> None:
     server = make_server(make_repository(SLOW_START))
-    starting = asyncio.create_task(server.start())
-    while server.process_group is None:
-        await asyncio.sleep(0.01)
+    starting = await begin(server)
     traces = traces_of(server.process_group)
     await has_stub(traces)
     await server.stop()
@@ -163,9 +169,7 @@ async def test_cancelling_the_start_stops_it(
     make_repository: MakeRepository, make_server: MakeServer, traces_of: TracesOf
 ) -> None:
     server = make_server(make_repository(SLOW_START))
-    starting = asyncio.create_task(server.start())
-    while server.process_group is None:
-        await asyncio.sleep(0.01)
+    starting = await begin(server)
     traces = traces_of(server.process_group)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):

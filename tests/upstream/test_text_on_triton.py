@@ -6,19 +6,20 @@ import asyncio
 import json
 import queue
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import tritonclient.grpc as triton
 
 from draftgate.errors import DraftgateError, ErrorCode, from_wire
 from draftgate.text import Message, Tokenizer
-from draftgate.upstream.tritonserver import TritonServer
+from draftgate.upstream.tritonserver import TritonServer, TritonServerConfig
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.asyncio(loop_scope="module")]
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 
@@ -71,17 +72,18 @@ def tokenizer(checkpoint_dir: Path) -> Tokenizer:
     return Tokenizer.load(checkpoint_dir)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(
-    make_server: Callable[..., TritonServer], checkpoint_dir: Path, tmp_path: Path
-) -> TritonServer:
+    checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[TritonServer]:
     """The model repository with the parrot in the engine's place."""
-    repository = tmp_path / "repository"
+    repository = tmp_path_factory.mktemp("parrot") / "repository"
     shutil.copytree(REPOSITORY, repository)
     (repository / "engine" / "1" / "model.py").write_text(PARROT)
-    server = make_server(repository, model_dir=checkpoint_dir)
+    server = TritonServer(TritonServerConfig(repository, checkpoint_dir, exit_timeout_s=2))
     await server.start()
-    return server
+    yield server
+    await server.stop()
 
 
 def tensor(name: str, values: np.ndarray) -> triton.InferInput:
@@ -188,12 +190,12 @@ async def test_a_bad_prompt_is_told_through_the_ensemble(server: TritonServer) -
 
 
 async def test_a_wrong_checkpoint_fails_the_start_with_one_line(
-    make_server: Callable[..., TritonServer], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()
     shutil.copytree(REPOSITORY / "preprocessing", repository / "preprocessing")
-    server = make_server(repository, model_dir=tmp_path / "nowhere")
+    server = TritonServer(TritonServerConfig(repository, tmp_path / "nowhere"))
     with pytest.raises(DraftgateError) as caught:
         await server.start()
     assert caught.value.code is ErrorCode.FAILED_PRECONDITION
