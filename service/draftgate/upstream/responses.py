@@ -143,7 +143,7 @@ def _draft_source(value: int) -> DraftSource:
 
 
 def _logprobs(outputs: _Outputs, tokens: int) -> tuple[float, ...]:
-    logprobs = outputs.numbers("logprobs")
+    logprobs = outputs.numbers("token_logprobs")
     if logprobs and len(logprobs) != tokens:
         raise broken(f"{len(logprobs)} logprobs for {tokens} tokens")
     return logprobs
