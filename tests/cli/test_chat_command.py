@@ -9,7 +9,7 @@ import grpc
 
 from draftgate._pb.draftgate.v1.model_pb2 import Model
 from tests.fakes.gateway import MODEL, Fail, FakeGateway, Hang, emitted, finished, started, target
-from tests.fakes.terminal import DRAFTGATE, environment, on_terminal, run_in_pipe
+from tests.support.terminal import DRAFTGATE, environment, on_terminal, run_in_pipe
 
 PROMPT = "\x1b[?2004h"
 """prompt_toolkit turns bracketed paste on when it is ready for a line."""

@@ -21,7 +21,7 @@ from tests.fakes.gateway import (
     target,
     verified,
 )
-from tests.fakes.terminal import DRAFTGATE, environment, on_terminal, run_in_pipe
+from tests.support.terminal import DRAFTGATE, environment, on_terminal, run_in_pipe
 
 GREEN, AMBER, STRUCK, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m\x1b[9m", "\x1b[0m"
 
@@ -248,11 +248,11 @@ async def test_a_server_that_dies_is_an_error(gateway: FakeGateway) -> None:
     assert done.err.count("\n") == 1
 
 
-async def test_a_deadline_is_an_error_that_names_the_option(gateway: FakeGateway) -> None:
+async def test_a_deadline_that_passes_is_an_error(gateway: FakeGateway) -> None:
     gateway.scripts.append([started(), target("slow"), Hang()])
     done = await run_in_pipe(["generate", "Why?", "--server", gateway.address, "--timeout", "1.5"])
     assert (done.code, done.out) == (1, "slow\n")
-    assert done.err == "error: not finished within 1.5 s: allow more with --timeout\n"
+    assert done.err == "error: not finished within 1.5 s\n"
     await asyncio.wait_for(gateway.cancelled.wait(), 30)
 
 

@@ -101,7 +101,7 @@ class GatewayClient:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DraftgateError(
                 ErrorCode.DEADLINE_EXCEEDED,
-                f"not finished within {timeout_s:g} s: allow more with --timeout",
+                f"not finished within {timeout_s:g} s",
             )
         known = ErrorCode.__members__.get(code.name, ErrorCode.INTERNAL)
         return DraftgateError(known, details or f"the server answered {code.name}")
