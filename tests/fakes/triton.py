@@ -218,8 +218,14 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def _generate(self, received: Received, context: Any) -> None:
         self.generations.append(received)
         script = self.script_for(received) if self.script_for else self._next_script()
+        try:
+            await self._play(script, received, context)
+        except asyncio.CancelledError:
+            received.ended = "cancelled"
+            raise
+
+    async def _play(self, script: Script, received: Received, context: Any) -> None:
         stopped = self._stopped.setdefault(received.id, asyncio.Event())
-        received.ended = "cancelled"
         request = pb.ModelInferRequest(model_name=contract.ENSEMBLE_MODEL, id=received.id)
         index = 0
         async for values in _chunks(script, stopped):

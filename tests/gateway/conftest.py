@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-
-from draftgate.gateway.server import Gateway
 from tests.fakes.triton import FakeTriton
 from tests.support.gateway import Client, connected, running_gateway
+
+from draftgate.gateway.server import Gateway
 
 
 @pytest.fixture

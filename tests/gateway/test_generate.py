@@ -7,11 +7,11 @@ import asyncio
 import grpc
 import pytest
 from google.protobuf import empty_pb2
+from tests.fakes.triton import FakeTriton, Script, Step, words
+from tests.support.gateway import MODEL, Client
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.errors import DraftgateError, ErrorCode, to_wire
-from tests.fakes.triton import FakeTriton, Script, Step, words
-from tests.support.gateway import MODEL, Client
 
 
 async def test_events_come_in_order(client: Client) -> None:
