@@ -11,7 +11,6 @@ import contextlib
 import os
 import shlex
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -25,8 +24,8 @@ from draftgate.cli.client import GatewayClient
 from draftgate.cli.options import DEFAULT_SERVER
 from draftgate.cli.preparation import Preparation
 from draftgate.cli.render import Renderer
-from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.config import GatewayConfig
+from draftgate.gateway.listen import check_listen
 from draftgate.gateway.server import Gateway
 from draftgate.upstream.tritonserver import TritonServer, TritonServerConfig
 
@@ -126,7 +125,7 @@ class _Service:
         """Start every part and show that they work together."""
         config = self._config
         began_s = time.monotonic()
-        _check_free(config.listen)
+        check_listen(config.listen)
         if config.source is not None:
             await Preparation(config.source, config.model_dir).run(self._stop.forced)
         _say(f"starting Triton with {config.model_dir.name}")
@@ -238,31 +237,6 @@ def _own_command() -> str:
     return shlex.quote(
         os.path.relpath(program) if program.is_relative_to(Path.cwd()) else str(program)
     )
-
-
-def _check_free(listen: str) -> None:
-    """Find out before the long part whether the gateway will be able to listen.
-
-    Raises DraftgateError: INVALID_ARGUMENT for no address, FAILED_PRECONDITION for one in use.
-    """
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise DraftgateError(
-            ErrorCode.INVALID_ARGUMENT, f"--listen: got {listen!r}, allowed: HOST:PORT"
-        )
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise DraftgateError(
-            ErrorCode.FAILED_PRECONDITION,
-            f"cannot listen on {listen} ({error.strerror}): stop what uses it, "
-            "or choose another address with --listen HOST:PORT",
-        ) from error
 
 
 def _say(message: str) -> None:
