@@ -118,7 +118,7 @@ def words(*texts: str, **shared: Any) -> Script:
 
 
 class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Listens on loopback between `start` and `stop`; scripts are taken in order, then `default`."""
+    """Listens on loopback between `start` and `stop`. Scripts go in order, then `default`."""
 
     def __init__(self) -> None:
         self.default = words("Hello", " world")
@@ -195,7 +195,7 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             return
         tensors = _decode(request)
         if request.model_name == contract.ENSEMBLE_MODEL:
-            metadata = {key: value for key, value in context.invocation_metadata()}
+            metadata = dict(context.invocation_metadata())
             await self._generate(Received(request.id, tensors, metadata), context)
         elif contract.STOP in tensors:
             await self._stop_generation(request.id, context)

@@ -3,18 +3,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.fakes.triton import FakeTriton
-from tests.support.gateway import Client, connected, running_gateway
 
 from draftgate.gateway.server import Gateway
-
-
-@pytest.fixture
-async def triton() -> AsyncIterator[FakeTriton]:
-    fake = FakeTriton()
-    await fake.start()
-    yield fake
-    await fake.stop()
+from tests.fakes.triton import FakeTriton
+from tests.support.gateway import Client, connected, running_gateway
 
 
 @pytest.fixture

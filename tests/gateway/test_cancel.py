@@ -7,11 +7,11 @@ import signal
 import sys
 
 import grpc
-from tests.fakes.triton import FakeTriton, Script, Step
-from tests.support.gateway import Client
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.gateway.server import Gateway
+from tests.fakes.triton import FakeTriton, Script, Step
+from tests.support.gateway import Client
 
 ENDLESS = Script([Step({"output_ids": [10], "text_output": "x"}, delay_s=0.005)], endless=True)
 

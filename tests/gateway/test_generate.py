@@ -7,11 +7,11 @@ import asyncio
 import grpc
 import pytest
 from google.protobuf import empty_pb2
-from tests.fakes.triton import FakeTriton, Script, Step, words
-from tests.support.gateway import MODEL, Client
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.errors import DraftgateError, ErrorCode, to_wire
+from tests.fakes.triton import FakeTriton, Script, Step, words
+from tests.support.gateway import MODEL, Client
 
 
 async def test_events_come_in_order(client: Client) -> None:
@@ -189,7 +189,7 @@ async def test_logprobs_and_alternatives_belong_to_their_token(
                     {
                         "output_ids": [10, 11],
                         "text_output": "ab",
-                        "logprobs": [-0.5, -1.5],
+                        "token_logprobs": [-0.5, -1.5],
                         "top_ids": [10, 20, 21, 11],
                         "top_logprobs": [-0.5, -2.0, -0.25, -1.5],
                     }

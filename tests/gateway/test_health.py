@@ -8,11 +8,11 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2
-from tests.fakes.triton import FakeTriton
-from tests.support.gateway import Client, connected, running_gateway
 
 from draftgate import contract
 from draftgate.gateway.server import Gateway
+from tests.fakes.triton import FakeTriton
+from tests.support.gateway import Client, connected, running_gateway
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

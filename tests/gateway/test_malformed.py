@@ -9,12 +9,12 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.fakes.triton import DESCRIPTION, FakeTriton
-from tests.support.gateway import MODEL, Client
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.errors import DraftgateError
 from draftgate.gateway.boundary import decoding
+from tests.fakes.triton import DESCRIPTION, FakeTriton
+from tests.support.gateway import MODEL, Client
 
 BIG = 2**31 - 1
 

@@ -12,13 +12,13 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from tests.fakes.triton import FakeTriton, Script, Step
-from tests.support.gateway import MODEL, Client, connected, running_gateway
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.server import Gateway
+from tests.fakes.triton import FakeTriton, Script, Step
+from tests.support.gateway import MODEL, Client, connected, running_gateway
 
 
 async def test_the_model_is_described(client: Client) -> None:

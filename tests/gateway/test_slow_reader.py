@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import grpc
 import grpc.aio
 import pytest
-from tests.fakes.triton import FakeTriton, Received, Script, Step
-from tests.support.gateway import connected, running_gateway
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.upstream.buffer import BufferLimits
+from tests.fakes.triton import FakeTriton, Received, Script, Step
+from tests.support.gateway import connected, running_gateway
 
 TEXT = "x" * 65536
 # Few bytes in flight, so that an idle reader blocks the writer soon.
@@ -20,14 +19,19 @@ NARROW = (("grpc.http2.lookahead_bytes", 16384), ("grpc.http2.bdp_probe", 0))
 
 
 @pytest.fixture
-def flood(triton: FakeTriton) -> Iterator[FakeTriton]:
+def flood(triton: FakeTriton) -> FakeTriton:
     def script(received: Received) -> Script:
         if received.tensors["text_input"] == "flood":
             return Script([Step({"output_ids": [10], "text_output": TEXT})], endless=True)
         return Script([Step({"output_ids": [11], "text_output": "ok"})])
 
     triton.script_for = script
-    yield triton
+    return triton
+
+
+async def read_to_the_end(call: grpc.aio.UnaryStreamCall) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
 
 
 @pytest.mark.parametrize(
@@ -47,8 +51,7 @@ async def test_a_full_buffer_ends_the_call(flood: FakeTriton, limits: BufferLimi
         await flood.wait_for(lambda: flood.stops == [flood.generations[0].id])
         assert (await other.generate(prompt="Hi")).text == "ok"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            while await call.read() is not grpc.aio.EOF:
-                pass
+            await read_to_the_end(call)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "read too slowly" in (caught.value.details() or "")
         assert (await other.generate(prompt="Hi")).text == "ok"
@@ -68,8 +71,7 @@ async def test_a_write_that_blocks_too_long_ends_the_call(flood: FakeTriton) -> 
         await call.read()
         await flood.wait_for(lambda: flood.stops == [flood.generations[0].id])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            while await call.read() is not grpc.aio.EOF:
-                pass
+            await read_to_the_end(call)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "not read for 0.3 s" in (caught.value.details() or "")
 

@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from tests.fakes.collector import Collector, Exported
-from tests.fakes.triton import FakeTriton, Script, Step, words
-from tests.support.gateway import MODEL, Client, connected, running_gateway
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.gateway import convert
 from draftgate.gateway.server import Gateway
+from tests.fakes.collector import Collector, Exported
+from tests.fakes.triton import FakeTriton, Script, Step, words
+from tests.support.gateway import MODEL, Client, connected, running_gateway
 
 METHOD = "draftgate.v1.GenerationService/Generate"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

@@ -1,5 +1,4 @@
-"""A scripted Triton for the client, small model repositories for a real one, and a look at what a
-server leaves behind."""
+"""Small model repositories for a real tritonserver, and a look at what a server leaves behind."""
 
 from __future__ import annotations
 
@@ -11,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from draftgate.upstream.client import TritonClient, TritonClientConfig
 from draftgate.upstream.tritonserver import TritonServer, TritonServerConfig
-from tests.fakes.triton import FakeTriton
 
 ECHO = """
     def execute(self, requests):
@@ -115,18 +112,3 @@ async def make_server(tmp_path: Path) -> AsyncIterator[Callable[..., TritonServe
 @pytest.fixture
 def traces_of() -> Callable[[int], Traces]:
     return Traces
-
-
-@pytest.fixture
-async def triton() -> AsyncIterator[FakeTriton]:
-    fake = FakeTriton()
-    await fake.start()
-    yield fake
-    await fake.stop()
-
-
-@pytest.fixture
-async def upstream(triton: FakeTriton) -> AsyncIterator[TritonClient]:
-    client = TritonClient(TritonClientConfig(triton.target, drain_timeout_s=0.2))
-    yield client
-    await client.close()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
-from tests.fakes.triton import DESCRIPTION, FakeTriton, Script, Step, words
 
 from draftgate import contract
 from draftgate.errors import DraftgateError, ErrorCode
@@ -15,8 +15,16 @@ from draftgate.sampling import SamplingParams
 from draftgate.upstream.client import TritonClient, TritonClientConfig
 from draftgate.upstream.probe import not_ready_reason
 from draftgate.upstream.types import Chunk, GenerationRequest, TextPrompt
+from tests.fakes.triton import DESCRIPTION, FakeTriton, Script, Step, words
 
 ENDLESS = Script([Step({"output_ids": [1], "text_output": "x"}, delay_s=0.005)], endless=True)
+
+
+@pytest.fixture
+async def upstream(triton: FakeTriton) -> AsyncIterator[TritonClient]:
+    client = TritonClient(TritonClientConfig(triton.target, drain_timeout_s=0.2))
+    yield client
+    await client.close()
 
 
 def request(request_id: str = "abc", **fields: Any) -> GenerationRequest:
@@ -123,7 +131,7 @@ async def test_abandoning_drops_what_waits(upstream: TritonClient, triton: FakeT
             "draft_source": [2],
             "draft_ids": [1],
         },
-        {"chunk_index": 0, "output_ids": [1, 2], "logprobs": [0.5]},
+        {"chunk_index": 0, "output_ids": [1, 2], "token_logprobs": [0.5]},
         {"chunk_index": 0, "output_ids": [1, 2], "top_ids": [1], "top_logprobs": [0.5]},
         {"chunk_index": 0, "output_ids": [1], "top_ids": [1], "top_logprobs": []},
         {"chunk_index": []},
@@ -189,7 +197,7 @@ async def test_a_server_that_dies_mid_stream_is_unavailable(
     async with upstream.generate(request()).started() as found:
         await anext(found)
         await triton.stop()
-        with pytest.raises(DraftgateError) as caught:
+        with pytest.raises(DraftgateError) as caught:  # noqa: PT012  # some may be on the way
             while True:
                 await anext(found)
     assert caught.value.code is ErrorCode.UNAVAILABLE
