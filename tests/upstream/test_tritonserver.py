@@ -56,11 +56,11 @@ FAILS_TWICE = """
 
 
 async def echo(server: TritonServer, *values: int) -> list[int]:
-    def infer() -> list[int]:
+    def ask() -> list[int]:
         inputs = {"x": np.array(values, np.int32)}
         return infer(server.grpc_target, "probe", inputs, timeout_s=10)["y"].tolist()
 
-    return await asyncio.to_thread(infer)
+    return await asyncio.to_thread(ask)
 
 
 async def begin(server: TritonServer) -> asyncio.Task[None]:
