@@ -9,7 +9,7 @@ import grpc.aio
 
 from draftgate.errors import DraftgateError, ErrorCode
 
-__all__ = ["bind"]
+__all__ = ["bind", "check_listen"]
 
 
 def bind(server: grpc.aio.Server, listen: str) -> int:
@@ -17,16 +17,19 @@ def bind(server: grpc.aio.Server, listen: str) -> int:
 
     Raises DraftgateError(FAILED_PRECONDITION) with one line that says what is wrong.
     """
-    # gRPC says why only in its log, cuts ports to 16 bits, and is content with one of the addresses
-    # of a name even if the other one is taken.
-    _check(listen)
+    check_listen(listen)
     try:
         return server.add_insecure_port(listen)
     except RuntimeError as error:
         raise _unusable(listen, "the address is not usable") from error
 
 
-def _check(listen: str) -> None:
+def check_listen(listen: str) -> None:
+    """Raise DraftgateError(FAILED_PRECONDITION) if nothing could listen on `listen` now.
+
+    gRPC says why only in its log, cuts ports to 16 bits, and is content with one of the addresses
+    of a name even if the other one is taken.
+    """
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise _unusable(listen, "give host:port with a port from 0 to 65535")
