@@ -109,5 +109,5 @@ def test_any_ids_in_any_chunks_join_to_their_text(
     for index, ids in enumerate(chunks):
         texts.drafts(ids, before=())
         found += "".join(texts.tokens(ids, last=index == len(chunks) - 1))
-    new = [token for ids in chunks for token in ids]
+    new = [each for ids in chunks for each in ids]
     assert found == tokenizer.delta(emitted, new, final=True)
