@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from draftgate.gateway.server import Gateway
+from draftgate.gateway import Gateway
 from tests.fakes.triton import FakeTriton
 from tests.support.gateway import Client, connected, running_gateway
 

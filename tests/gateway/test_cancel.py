@@ -9,7 +9,7 @@ import sys
 import grpc
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
-from draftgate.gateway.server import Gateway
+from draftgate.gateway import Gateway
 from tests.fakes.triton import FakeTriton, Script, Step
 from tests.support.gateway import Client
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
 from google.protobuf import empty_pb2
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
-from draftgate.errors import DraftgateError, ErrorCode, to_wire
+from draftgate.errors import DraftgateError, ErrorCode, invalid_argument, to_wire
 from tests.fakes.triton import FakeTriton, Script, Step, words
 from tests.support.gateway import MODEL, Client
 
@@ -296,6 +297,31 @@ async def test_a_failure_keeps_what_was_done(
     assert outcome.finished.usage.output_tokens == 2
     await triton.wait_for(lambda: triton.stops == [triton.generations[0].id])
     assert (await client.generate(prompt="Hi")).code is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensor", "field"),
+    [
+        ({"prompt": "Hi"}, "text_input", "prompt"),
+        ({"prompt": "Hi"}, "input_ids", "prompt"),
+        ({"prompt": "Hi"}, "input_ids[3]", "prompt"),
+        ({"messages": [pb.ChatMessage(role="user", content="Hi")]}, "input_ids", "messages"),
+        ({"messages": [pb.ChatMessage(role="user", content="Hi")]}, "messages[0]", "messages[0]"),
+        ({"input_ids": [1]}, "input_ids[0]", "input_ids[0]"),
+        ({"prompt": "Hi"}, "top_p", "sampling.top_p"),
+        ({"prompt": "Hi"}, "stop_token_ids[2]", "sampling.stop_token_ids[2]"),
+        ({"prompt": "Hi"}, "max_tokens", "max_tokens"),
+    ],
+)
+async def test_a_refusal_of_the_models_names_the_callers_field(
+    client: Client, triton: FakeTriton, fields: dict[str, Any], tensor: str, field: str
+) -> None:
+    refusal = invalid_argument(tensor, 9, "less")
+    triton.scripts = [Script(in_band_error="in ensemble 'ensemble', " + to_wire(refusal))]
+    outcome = await client.generate(**fields)
+    assert outcome.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert outcome.bad_fields == [field]
+    assert outcome.message == f"{field}: got 9, allowed: less"
 
 
 async def test_a_failure_before_the_first_token_has_no_events(

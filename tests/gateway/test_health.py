@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from draftgate import contract
-from draftgate.gateway.server import Gateway
+from draftgate.gateway import Gateway
 from tests.fakes.triton import FakeTriton
 from tests.support.gateway import Client, connected, running_gateway
 

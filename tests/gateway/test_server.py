@@ -15,8 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.errors import DraftgateError, ErrorCode
-from draftgate.gateway.config import GatewayConfig
-from draftgate.gateway.server import Gateway
+from draftgate.gateway import Gateway, GatewayConfig
 from tests.fakes.triton import FakeTriton, Script, Step
 from tests.support.gateway import MODEL, Client, connected, running_gateway
 

@@ -20,8 +20,7 @@ from draftgate._pb.draftgate.v1 import (
     model_pb2,
     model_pb2_grpc,
 )
-from draftgate.gateway.config import GatewayConfig
-from draftgate.gateway.server import Gateway
+from draftgate.gateway import Gateway, GatewayConfig
 
 __all__ = ["MODEL", "Client", "Outcome", "connected", "running_gateway"]
 

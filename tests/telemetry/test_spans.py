@@ -12,8 +12,7 @@ import grpc.aio
 import pytest
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
-from draftgate.gateway import convert
-from draftgate.gateway.server import Gateway
+from draftgate.gateway import Gateway, convert
 from tests.fakes.collector import Collector, Exported
 from tests.fakes.triton import FakeTriton, Script, Step, words
 from tests.support.gateway import MODEL, Client, connected, running_gateway

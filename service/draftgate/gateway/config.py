@@ -36,7 +36,7 @@ class GatewayConfig:
     """How far the reader of a stream may lag behind before its generation is ended."""
     write_timeout_s: float = 10.0
     """How long one event may wait for the reader's transport before the call is ended."""
-    probe_interval_s: float = 0.5
+    probe_interval_s: float = 1.0
     """Time between two looks at Triton's readiness."""
     probe_timeout_s: float = 5.0
     """How long Triton may take to say whether it is ready."""

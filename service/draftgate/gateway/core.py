@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from draftgate.contract import FinishReason
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.events import Event, Finished, Started, Token, Tokens
+from draftgate.gateway.field_names import in_callers_words
 from draftgate.gateway.token_text import TokenTexts
 from draftgate.gateway.validate import GenerationCall
 from draftgate.telemetry.report import GenerationReport
@@ -158,7 +159,7 @@ class GenerationCore:
                 if chunk.token_ids or chunk.text:
                     yield _tokens(chunk, texts)
         except DraftgateError as error:
-            failure = error
+            failure = in_callers_words(error, call.request)
         else:
             if report.finish_reason in _FAILED_ENDS:
                 failure = DraftgateError(*_FAILED_ENDS[report.finish_reason])
@@ -193,7 +194,7 @@ def _count(report: GenerationReport, chunk: Chunk) -> None:
 
 def _tokens(chunk: Chunk, texts: TokenTexts | None) -> Tokens:
     steps = tuple(step for step in chunk.steps if step.drafted)
-    draft_texts = tuple(texts.drafts(step.drafts) for step in steps) if texts else ()
+    draft_texts = _draft_texts(chunk, texts) if texts else ()
     token_texts: Sequence[str | None] = [None] * len(chunk.token_ids)
     if texts:
         token_texts = texts.tokens(chunk.token_ids, last=bool(chunk.finish_reason))
@@ -216,6 +217,16 @@ def _tokens(chunk: Chunk, texts: TokenTexts | None) -> Tokens:
         gate_reason=chunk.gate_reason,
         batch_rows=chunk.batch_rows,
     )
+
+
+def _draft_texts(chunk: Chunk, texts: TokenTexts) -> tuple[tuple[str, ...], ...]:
+    found = []
+    start = 0
+    for step in chunk.steps:
+        if step.drafted:
+            found.append(texts.drafts(step.drafts, before=chunk.token_ids[:start]))
+        start += step.accepted + 1
+    return tuple(found)
 
 
 def _drafted_flags(tokens: int, steps: Sequence[VerifyStep]) -> list[bool]:

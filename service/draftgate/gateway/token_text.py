@@ -29,10 +29,10 @@ class TokenTexts:
         self._context = self._context[self._tokenizer.context_start(self._context) :]
         return texts
 
-    def drafts(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """The text that drafts would have added here."""
+    def drafts(self, ids: Sequence[int], *, before: Sequence[int]) -> tuple[str, ...]:
+        """The text that drafts would have added after `before`, new tokens not handed in yet."""
         stream = Detokenizer(self._tokenizer)
-        stream.push(self._context)
+        stream.push((*self._context, *before))
         texts = [stream.push([token]) for token in ids]
         if texts:
             texts[-1] += stream.flush()
