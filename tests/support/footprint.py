@@ -21,7 +21,9 @@ class Footprint:
         self._tmp = tmp
         self._shm_prefixes: set[str] = set()
         name, _, value = self._mark.partition("=")
-        self.env = {name: value, "TMPDIR": str(tmp)}
+        # Torch keeps a cache of compiled code there, which is meant to stay.
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp.parent / "inductor")}
+        self.env = {name: value, "TMPDIR": str(tmp), **cache}
 
     def processes(self) -> dict[int, str]:
         """The processes that run, and the name of the program in each."""
@@ -40,10 +42,10 @@ class Footprint:
 
     def assert_gone(self) -> None:
         """Nothing is left: no process, no temporary file, no shared memory."""
-        assert not self.processes()
-        assert not list(self._tmp.iterdir())
+        assert self.processes() == {}
+        assert list(self._tmp.iterdir()) == []
         for prefix in self._shm_prefixes:
-            assert not list(Path("/dev/shm").glob(prefix + "*"))
+            assert list(Path("/dev/shm").glob(prefix + "*")) == []
 
     def _marked(self) -> Iterator[tuple[int, list[str]]]:
         for entry in filter(str.isdigit, os.listdir("/proc")):

@@ -48,11 +48,11 @@ def chat(
 
     On a terminal /help lists the commands. In a pipe every line is one message.
     """
-    request = GenerateRequest(return_drafts=show_rejected)
-    request.return_token_text = show_speculation or show_rejected
-    options.fill(request, max_tokens=max_tokens, max_draft_len=max_draft_len)
-    options.fill(
-        request.sampling,
+    request = options.new_request(
+        show_speculation=show_speculation,
+        show_rejected=show_rejected,
+        max_tokens=max_tokens,
+        max_draft_len=max_draft_len,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -70,6 +70,7 @@ def chat(
                 client=client,
                 request=request,
                 timeout_s=timeout,
+                show_speculation=show_speculation,
                 show_rejected=show_rejected,
                 conversation=runner.run(_conversation(client, system, max_tokens)),
                 interactive=sys.stdin.isatty() and sys.stdout.isatty(),
@@ -87,6 +88,7 @@ class _Chat:
     client: GatewayClient
     request: GenerateRequest
     timeout_s: float
+    show_speculation: bool
     show_rejected: bool
     conversation: Conversation
     interactive: bool
@@ -141,7 +143,7 @@ class _Chat:
         answer = Answer(
             Renderer(
                 sys.stdout,
-                show_speculation=self.request.return_token_text,
+                show_speculation=self.show_speculation,
                 show_rejected=self.show_rejected,
             )
         )

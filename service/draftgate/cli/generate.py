@@ -53,17 +53,11 @@ def generate(
     if not text:
         raise typer.BadParameter("it is empty", param_hint="PROMPT")
 
-    request = GenerateRequest(return_drafts=show_rejected)
-    request.return_token_text = show_speculation or show_rejected
-    if raw:
-        request.prompt = text
-    else:
-        if system is not None:
-            request.messages.add(role="system", content=system)
-        request.messages.add(role="user", content=text)
-    options.fill(request, max_tokens=max_tokens, max_draft_len=max_draft_len)
-    options.fill(
-        request.sampling,
+    request = options.new_request(
+        show_speculation=show_speculation,
+        show_rejected=show_rejected,
+        max_tokens=max_tokens,
+        max_draft_len=max_draft_len,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -75,11 +69,13 @@ def generate(
         stop_token_ids=stop_token,
         ignore_eos=ignore_eos or None,
     )
-    renderer = Renderer(
-        sys.stdout,
-        show_speculation=show_speculation or show_rejected,
-        show_rejected=show_rejected,
-    )
+    if raw:
+        request.prompt = text
+    else:
+        if system is not None:
+            request.messages.add(role="system", content=system)
+        request.messages.add(role="user", content=text)
+    renderer = Renderer(sys.stdout, show_speculation=show_speculation, show_rejected=show_rejected)
     # Ctrl-C cancels the coroutine, and with it the call on the server.
     asyncio.run(_stream(server, request, timeout, renderer))
 

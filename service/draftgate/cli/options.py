@@ -5,11 +5,13 @@ Only types are checked here. Ranges are the gateway's to check: it names the fie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 from google.protobuf.message import Message
+
+from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest
 
 __all__ = [
     "DEFAULT_SERVER",
@@ -30,7 +32,7 @@ __all__ = [
     "Timeout",
     "TopK",
     "TopP",
-    "fill",
+    "new_request",
 ]
 
 DEFAULT_SERVER = "127.0.0.1:50051"
@@ -121,11 +123,30 @@ IgnoreEos = Annotated[
 ]
 
 
-def fill(message: Message, **values: float | int | bool | Sequence[int] | None) -> None:
-    """Set the given fields of `message`, leaving out those that are None.
+def new_request(
+    *,
+    show_speculation: bool,
+    show_rejected: bool,
+    max_tokens: int | None,
+    max_draft_len: int | None,
+    **sampling: float | int | bool | Sequence[int] | None,
+) -> GenerateRequest:
+    """A request for what the options say; the prompt is still to be set.
 
+    `sampling` are fields of SamplingParameters; None leaves one to the server.
     Raises typer.BadParameter naming the option whose value its field cannot hold.
     """
+    request = GenerateRequest(
+        return_token_text=show_speculation or show_rejected, return_drafts=show_rejected
+    )
+    _fill(request, {"max_tokens": max_tokens, "max_draft_len": max_draft_len})
+    _fill(request.sampling, sampling)
+    return request
+
+
+def _fill(
+    message: Message, values: Mapping[str, float | int | bool | Sequence[int] | None]
+) -> None:
     for name, value in values.items():
         if value is None:
             continue

@@ -56,7 +56,7 @@ class Renderer:
     ) -> None:
         self._out = out
         self._terminal = out.isatty()
-        self._colour = show_speculation and colour_wanted(out)
+        self._colour = (show_speculation or show_rejected) and colour_wanted(out)
         self._show_rejected = show_rejected
         self._at_line_start = True
 
