@@ -32,7 +32,7 @@ PROMPTS = [
     *(
         "Write a Python function that adds two numbers.",
         "Tell me about the moon.",
-        "你好，你是谁？",
+        "你好, 介绍一下自己",
     ),
     *("Explain gravity to a child.", "What is 17 plus 25?", "Write a short story about a fox."),
 ]
