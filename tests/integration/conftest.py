@@ -99,7 +99,7 @@ def served(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     ]
     log = tmp_path_factory.mktemp("served") / "log"
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=output)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         address, triton = _addresses(process, log)
         yield Served(address, triton, spans)
