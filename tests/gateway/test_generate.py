@@ -351,3 +351,17 @@ async def test_an_unknown_method_is_unimplemented(client: Client) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(empty_pb2.Empty())
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_response_that_cannot_be_read_ends_the_call(
+    triton: FakeTriton, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(response: object) -> None:
+        raise KeyError("a mistake of ours")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("draftgate.upstream.responses.parse_chunk", broken)
+        outcome = await client.generate(prompt="Hi")
+    assert outcome.code is grpc.StatusCode.INTERNAL
+    assert "mistake" not in outcome.message
+    assert (await client.generate(prompt="Hi")).text == "Hello world"
