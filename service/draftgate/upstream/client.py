@@ -211,7 +211,7 @@ class Generation:
             _log.warning("generation %s: Triton did not end its stream", self.wire_id)
         except DraftgateError as error:
             self._fail(error)
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged with its traceback
             # Not foreseen, but a consumer that is not told would wait for ever.
             _log.exception("generation %s: reading it failed", self.wire_id)
             self._fail(DraftgateError(ErrorCode.INTERNAL, "the gateway failed to read a response"))
