@@ -12,13 +12,22 @@ from dataclasses import dataclass
 
 from draftgate.errors import invalid_argument
 
-__all__ = ["MAX_LOGPROBS", "MAX_STOP_TOKENS", "SamplingParams", "check_token_ids"]
+__all__ = [
+    "GREEDY_TEMPERATURE",
+    "MAX_LOGPROBS",
+    "MAX_STOP_TOKENS",
+    "SamplingParams",
+    "check_token_ids",
+]
 
 MAX_LOGPROBS = 20
 """Most alternatives a request may ask for at each position."""
 
 MAX_STOP_TOKENS = 64
 """Most stop token ids in one request."""
+
+GREEDY_TEMPERATURE = 1e-5
+"""Below it a division by the temperature could overflow, and chance has no part any more."""
 
 _INT32_MAX = 2**31 - 1
 _UINT64_MAX = 2**64 - 1
@@ -31,7 +40,8 @@ class SamplingParams:
     max_tokens: int
     """Upper bound on emitted tokens, resumed ones included; at least 1."""
     temperature: float = 1.0
-    """0 is greedy; else logits are divided by it. In [0, 100]."""
+    """Logits are divided by it; below GREEDY_TEMPERATURE the most likely token is taken. In
+    [0, 100]."""
     top_p: float = 1.0
     """Keep the smallest set of most likely tokens with at least this mass. In (0, 1]."""
     top_k: int = 0
@@ -40,7 +50,7 @@ class SamplingParams:
     """Drop tokens less likely than this share of the most likely one. In [0, 1]."""
     repetition_penalty: float = 1.0
     """Divides positive and multiplies negative logits of tokens in the prompt or the output
-    (CTRL, arXiv 1909.05858, section 4.1). In (0, 100]."""
+    (CTRL, arXiv 1909.05858, section 4.1). In [0.01, 100]."""
     presence_penalty: float = 0.0
     """Subtracted from the logit of every token already in the output. In [-2, 2]."""
     frequency_penalty: float = 0.0
@@ -60,7 +70,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_TEMPERATURE
 
     @property
     def has_penalties(self) -> bool:
@@ -81,7 +91,7 @@ class SamplingParams:
         _number(prefix + "top_p", self.top_p, 0.0, 1.0, above_low=True)
         _integer(prefix + "top_k", self.top_k, 0, _INT32_MAX)
         _number(prefix + "min_p", self.min_p, 0.0, 1.0)
-        _number(prefix + "repetition_penalty", self.repetition_penalty, 0.0, 100.0, above_low=True)
+        _number(prefix + "repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _number(prefix + "presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number(prefix + "frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:

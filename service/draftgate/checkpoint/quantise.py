@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import io
 import logging
@@ -12,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftgate.checkpoint.files import read_json, write_json
+from draftgate.checkpoint.files import bad_file, read_json, write_json
 from draftgate.checkpoint.progress import Progress
 from draftgate.checkpoint.source import Source, import_prepare_tool
 
@@ -82,6 +83,8 @@ def _read_tensors(source: Source, progress: Progress) -> dict[str, torch.Tensor]
     state = {}
     for name, tensor in source.tensors():
         state[name] = tensor.to(torch.bfloat16)
+        if not state[name].isfinite().all():
+            raise bad_file(source.path, f"tensor {name} is not finite in bf16")
         progress.advance()
     return state
 
@@ -90,7 +93,8 @@ def _build_model(transformers: Any, source: Source, state: dict[str, torch.Tenso
     import torch
 
     model_class = getattr(transformers, source.shape.architecture)
-    config = model_class.config_class.from_dict(dict(source.config))
+    # transformers writes into the dictionaries it is given.
+    config = model_class.config_class.from_dict(copy.deepcopy(dict(source.config)))
     generation = transformers.GenerationConfig.from_dict(dict(source.generation_config))
     model = model_class.from_pretrained(None, config=config, state_dict=state, dtype=torch.bfloat16)
     model.generation_config = generation

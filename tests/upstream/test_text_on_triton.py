@@ -1,0 +1,203 @@
+"""The repository's text models in a real tritonserver, alone and around a decoupled engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import tritonclient.grpc as triton
+
+from draftgate.errors import DraftgateError, ErrorCode, from_wire
+from draftgate.text import Message, Tokenizer
+from draftgate.upstream.tritonserver import TritonServer, TritonServerConfig
+
+pytestmark = [pytest.mark.triton, pytest.mark.asyncio(loop_scope="module")]
+
+REPOSITORY = Path(__file__).parents[2] / "model_repository"
+
+TEXT = "Grüße 🙂👩‍👩‍👧‍👦 and 日本語 e\u0301. " * 8
+
+# Stands in for the engine alone: it answers with the ids of the prompt, one response each.
+PARROT = """
+import os
+import sys
+
+sys.path[:0] = os.environ["DRAFTGATE_PYTHONPATH"].split(os.pathsep)
+
+from draftgate.backend.environment import model_dir
+from draftgate.backend.tensors import Inputs, load_pb_utils, response
+from draftgate.contract import ENGINE_INPUTS, ENGINE_OUTPUTS
+from draftgate.text import Tokenizer
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.pb_utils = load_pb_utils()
+        self.tokenizer = Tokenizer.load(model_dir())
+
+    def execute(self, requests):
+        for request in requests:
+            ids = Inputs(self.pb_utils, request, ENGINE_INPUTS).integers("input_ids")
+            sender = request.get_response_sender()
+            for index, token in enumerate(ids):
+                values = {
+                    "output_ids": [token],
+                    "context_ids": ids[self.tokenizer.context_start(ids[:index]) : index],
+                    "chunk_index": index,
+                    "finish_reason": "",
+                }
+                sender.send(response(self.pb_utils, ENGINE_OUTPUTS, values))
+            values = {
+                "context_ids": ids[self.tokenizer.context_start(ids) :],
+                "chunk_index": len(ids),
+                "finish_reason": "length",
+            }
+            sender.send(
+                response(self.pb_utils, ENGINE_OUTPUTS, values),
+                flags=self.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+            )
+"""
+
+
+@pytest.fixture
+def tokenizer(checkpoint_dir: Path) -> Tokenizer:
+    return Tokenizer.load(checkpoint_dir)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(
+    checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[TritonServer]:
+    """The model repository with the parrot in the engine's place."""
+    repository = tmp_path_factory.mktemp("parrot") / "repository"
+    shutil.copytree(REPOSITORY, repository)
+    (repository / "engine" / "1" / "model.py").write_text(PARROT)
+    server = TritonServer(TritonServerConfig(repository, checkpoint_dir, exit_timeout_s=2))
+    await server.start()
+    yield server
+    await server.stop()
+
+
+def tensor(name: str, values: np.ndarray) -> triton.InferInput:
+    datatype = {"object": "BYTES", "int32": "INT32"}[str(values.dtype)]
+    made = triton.InferInput(name, list(values.shape), datatype)
+    made.set_data_from_numpy(values)
+    return made
+
+
+def words(text: str) -> np.ndarray:
+    return np.array([text.encode()], dtype=object)
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def infer(target: str, model: str, output: str, **inputs: np.ndarray) -> np.ndarray:
+    with triton.InferenceServerClient(target) as client:
+        tensors = [tensor(name, values) for name, values in inputs.items()]
+        return client.infer(model, tensors, client_timeout=20).as_numpy(output)
+
+
+def stream(target: str, **inputs: np.ndarray) -> list[tuple[int, str]]:
+    """The chunk index and text of each response of the ensemble, in the order of arrival."""
+    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    chunks = []
+    with triton.InferenceServerClient(target) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        tensors = [tensor(name, values) for name, values in inputs.items()]
+        client.async_stream_infer("ensemble", tensors, request_id="1")
+        while True:
+            result, error = answers.get(timeout=20)
+            if error is not None:
+                raise error
+            index, text = result.as_numpy("chunk_index"), result.as_numpy("text_output")
+            chunks.append((int(index[0]), text[0].decode()))
+            if result.as_numpy("finish_reason")[0]:
+                return chunks
+
+
+async def test_text_through_real_models(server: TritonServer, tokenizer: Tokenizer) -> None:
+    target = server.grpc_target
+    emitted = tokenizer.encode_prompt(TEXT)
+
+    def ask(model: str, output: str, **inputs: np.ndarray) -> Any:
+        return infer(target, model, output, **inputs)
+
+    def ask_all() -> None:
+        got = ask("preprocessing", "input_ids", text_input=words(TEXT))
+        assert got.tolist() == emitted
+        messages = json.dumps([{"role": "user", "content": TEXT}])
+        got = ask("preprocessing", "input_ids", messages=words(messages))
+        assert got.tolist() == tokenizer.encode_chat([Message("user", TEXT)])
+        got = ask("preprocessing", "input_ids", input_ids=ids(7, 8))
+        assert got.tolist() == [7, 8]
+
+        smile = tokenizer.encode_prompt("🙂")
+        for finish_reason, expected in (("", ""), ("eos", "\ufffd")):
+            got = ask(
+                "postprocessing",
+                "text_output",
+                output_ids=ids(),
+                context_ids=ids(*smile[:-1]),
+                finish_reason=words(finish_reason),
+            )
+            assert got[0].decode() == expected
+
+        for inputs, field in (
+            ({}, "text_input"),
+            ({"text_input": words("x"), "messages": words("[]")}, "text_input"),
+            ({"messages": words("{}")}, "messages"),
+        ):
+            with pytest.raises(triton.InferenceServerException) as caught:
+                ask("preprocessing", "input_ids", **inputs)
+            error = from_wire(str(caught.value))
+            assert error is not None
+            assert (error.code, error.field) == (ErrorCode.INVALID_ARGUMENT, field)
+
+    await asyncio.to_thread(ask_all)
+
+
+async def test_an_ensemble_streams_exact_text_in_order(
+    server: TritonServer, tokenizer: Tokenizer
+) -> None:
+    count = len(tokenizer.encode_prompt(TEXT))
+    streams = [
+        asyncio.to_thread(stream, server.grpc_target, text_input=words(TEXT), max_tokens=ids(count))
+        for _ in range(4)
+    ]
+    for chunks in await asyncio.gather(*streams):
+        assert [index for index, _ in chunks] == list(range(count + 1))
+        assert "".join(text for _, text in chunks) == TEXT
+
+
+async def test_a_bad_prompt_is_told_through_the_ensemble(server: TritonServer) -> None:
+    with pytest.raises(triton.InferenceServerException) as caught:
+        await asyncio.to_thread(
+            stream, server.grpc_target, messages=words('[{"role": "user"}]'), max_tokens=ids(1)
+        )
+    error = from_wire(str(caught.value))
+    assert error is not None
+    assert (error.code, error.field) == (ErrorCode.INVALID_ARGUMENT, "messages[0].content")
+
+
+async def test_a_wrong_checkpoint_fails_the_start_with_one_line(
+    tmp_path: Path,
+) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    shutil.copytree(REPOSITORY / "preprocessing", repository / "preprocessing")
+    server = TritonServer(TritonServerConfig(repository, tmp_path / "nowhere"))
+    with pytest.raises(DraftgateError) as caught:
+        await server.start()
+    assert caught.value.code is ErrorCode.FAILED_PRECONDITION
+    missing = tmp_path / "nowhere" / "tokenizer.json"
+    assert caught.value.message == f"cannot read {missing}: No such file or directory"
