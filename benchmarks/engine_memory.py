@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import MemoryUse, memory_use
 
+from common import MemoryUse, memory_use
 from draftgate.checkpoint.architectures import ModelShape
 from draftgate.engine import Engine, EngineConfig, Output, Request, Target, load_target
 from draftgate.engine.kv_cache import BLOCK_TOKENS

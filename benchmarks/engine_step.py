@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from rich.console import Console
+
 from common import (
     Bandwidth,
     Goal,
@@ -29,16 +31,6 @@ from common import (
     print_goals,
     write_json,
 )
-from engine_memory import (
-    KVMemory,
-    ShortRequests,
-    WeightMemory,
-    load_measured,
-    measure_kv_cache,
-    measure_short_requests,
-)
-from rich.console import Console
-
 from draftgate.checkpoint import ConsoleProgress, ensure_checkpoint, packaged_source
 from draftgate.engine import EngineConfig, Request, Target
 from draftgate.engine.attention import RowSpan
@@ -49,6 +41,14 @@ from draftgate.engine.scheduler import ScheduledRow
 from draftgate.engine.sequence import Sequence as Row
 from draftgate.engine.step import Stepper
 from draftgate.sampling import SamplingParams
+from engine_memory import (
+    KVMemory,
+    ShortRequests,
+    WeightMemory,
+    load_measured,
+    measure_kv_cache,
+    measure_short_requests,
+)
 
 __all__ = ["Bounds", "Plan", "Report", "StepTime", "goals", "main", "measure"]
 

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import engine_step
 import pytest
 import torch
-from engine_step import Bounds, Plan, Report
 from safetensors.torch import save_file
+
+import engine_step
+from engine_step import Bounds, Plan, Report
 
 _SCRIPT = Path(engine_step.__file__)
 _CONFIG = {
