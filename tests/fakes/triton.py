@@ -118,7 +118,7 @@ def words(*texts: str, **shared: Any) -> Script:
 
 
 class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Listens on loopback between `start` and `stop`; scripts are taken in order, then `default`."""
+    """Listens on loopback between `start` and `stop`. Scripts go in order, then `default`."""
 
     def __init__(self) -> None:
         self.default = words("Hello", " world")
@@ -195,7 +195,7 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             return
         tensors = _decode(request)
         if request.model_name == contract.ENSEMBLE_MODEL:
-            metadata = {key: value for key, value in context.invocation_metadata()}
+            metadata = dict(context.invocation_metadata())
             await self._generate(Received(request.id, tensors, metadata), context)
         elif contract.STOP in tensors:
             await self._stop_generation(request.id, context)
@@ -218,8 +218,14 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def _generate(self, received: Received, context: Any) -> None:
         self.generations.append(received)
         script = self.script_for(received) if self.script_for else self._next_script()
+        try:
+            await self._play(script, received, context)
+        except asyncio.CancelledError:
+            received.ended = "cancelled"
+            raise
+
+    async def _play(self, script: Script, received: Received, context: Any) -> None:
         stopped = self._stopped.setdefault(received.id, asyncio.Event())
-        received.ended = "cancelled"
         request = pb.ModelInferRequest(model_name=contract.ENSEMBLE_MODEL, id=received.id)
         index = 0
         async for values in _chunks(script, stopped):

@@ -10,14 +10,6 @@ from tests.support.gateway import Client, connected, running_gateway
 
 
 @pytest.fixture
-async def triton() -> AsyncIterator[FakeTriton]:
-    fake = FakeTriton()
-    await fake.start()
-    yield fake
-    await fake.stop()
-
-
-@pytest.fixture
 async def gateway(triton: FakeTriton) -> AsyncIterator[Gateway]:
     async with running_gateway(triton.target) as running:
         yield running

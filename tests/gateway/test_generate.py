@@ -189,7 +189,7 @@ async def test_logprobs_and_alternatives_belong_to_their_token(
                     {
                         "output_ids": [10, 11],
                         "text_output": "ab",
-                        "logprobs": [-0.5, -1.5],
+                        "token_logprobs": [-0.5, -1.5],
                         "top_ids": [10, 20, 21, 11],
                         "top_logprobs": [-0.5, -2.0, -0.25, -1.5],
                     }
@@ -197,9 +197,7 @@ async def test_logprobs_and_alternatives_belong_to_their_token(
             ]
         )
     ]
-    outcome = await client.generate(
-        prompt="Hi", sampling=pb.SamplingParameters(logprobs=2)
-    )
+    outcome = await client.generate(prompt="Hi", sampling=pb.SamplingParameters(logprobs=2))
     first, second = outcome.tokens
     assert (first.logprob, second.logprob) == (-0.5, -1.5)
     assert [(each.id, each.logprob) for each in first.alternatives] == [(10, -0.5), (20, -2.0)]
@@ -225,8 +223,13 @@ async def test_chunks_that_overtook_each_other_are_put_in_order(
 async def test_32_streams_at_once_keep_their_text(client: Client, triton: FakeTriton) -> None:
     triton.script_for = lambda received: Script(
         [
-            Step({"output_ids": [index], "text_output": f"{received.tensors['text_input']}.{index} "},
-                 delay_s=0.002)
+            Step(
+                {
+                    "output_ids": [index],
+                    "text_output": f"{received.tensors['text_input']}.{index} ",
+                },
+                delay_s=0.002,
+            )
             for index in range(20)
         ]
     )

@@ -134,9 +134,14 @@ class Client:
         answer = await self.health.Check(health_pb2.HealthCheckRequest(service=service))
         return int(answer.status)
 
-    async def wait_serving(self) -> None:
+    async def wait_serving(self, serving: bool = True) -> None:
+        wanted = (
+            health_pb2.HealthCheckResponse.SERVING
+            if serving
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
         async with asyncio.timeout(60):
-            while await self.status() != health_pb2.HealthCheckResponse.SERVING:
+            while await self.status() != wanted:
                 await asyncio.sleep(0.01)
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 
 import draftgate
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.upstream.tritonserver import ServerState, TritonServer
+from tests.support.infer import InferError, infer
 
 pytestmark = pytest.mark.triton
 
@@ -56,13 +56,11 @@ FAILS_TWICE = """
 
 
 async def echo(server: TritonServer, *values: int) -> list[int]:
-    def infer() -> list[int]:
-        with triton.InferenceServerClient(server.grpc_target) as client:
-            tensor = triton.InferInput("x", [len(values)], "INT32")
-            tensor.set_data_from_numpy(np.array(values, np.int32))
-            return client.infer("probe", [tensor], client_timeout=10).as_numpy("y").tolist()
+    def ask() -> list[int]:
+        inputs = {"x": np.array(values, np.int32)}
+        return infer(server.grpc_target, "probe", inputs, timeout_s=10)["y"].tolist()
 
-    return await asyncio.to_thread(infer)
+    return await asyncio.to_thread(ask)
 
 
 async def begin(server: TritonServer) -> asyncio.Task[None]:
@@ -304,7 +302,7 @@ async def test_a_request_that_does_not_end_cannot_hold_up_the_stop(
         await asyncio.sleep(0.02)
     await server.stop()
     traces.assert_gone()
-    with pytest.raises(triton.InferenceServerException):
+    with pytest.raises(InferError):
         await asking
 
 

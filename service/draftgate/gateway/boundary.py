@@ -55,7 +55,7 @@ class CallBoundary(grpc.aio.ServerInterceptor):
         )
         return make(
             self._surrounded(method.removeprefix("/"), inner),
-            request_deserializer=_decoding(handler.request_deserializer),
+            request_deserializer=decoding(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
@@ -72,6 +72,9 @@ class CallBoundary(grpc.aio.ServerInterceptor):
             except asyncio.CancelledError:
                 span.end(self._cancel_code(context))
                 raise
+            except grpc.aio.BaseError as gone:
+                span.end(self._cancel_code(context))
+                raise asyncio.CancelledError("the caller has gone") from gone
             except Exception:  # noqa: BLE001  # a bug: logged here, and hidden from the caller
                 _log.exception("%s failed", method)
                 await _fail(
@@ -96,7 +99,7 @@ async def _fail(context: _Context, span: ServerSpan, error: DraftgateError) -> N
     await status.abort(context, error)
 
 
-def _decoding(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message | DraftgateError]:
+def decoding(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message | DraftgateError]:
     """`decode` that hands its failure on as a value: raised here it would be the status UNKNOWN."""
 
     def checked(content: bytes) -> Message | DraftgateError:

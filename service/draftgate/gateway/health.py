@@ -1,4 +1,4 @@
-"""`grpc.health.v1`: Check, List and a Watch that tells of every change.
+"""`grpc.health.v1`: Check, and a Watch that tells of every change.
 
 Our own servicer because the one of grpcio-health-checking forgets the remaining watchers of a
 service when one of them leaves, and holds its lock while it writes to a watcher that does not read.
@@ -45,13 +45,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}")
         return _Status(status=self._status)
-
-    async def List(  # noqa: N802
-        self, request: health_pb2.HealthListRequest, context: _Context
-    ) -> health_pb2.HealthListResponse:
-        return health_pb2.HealthListResponse(
-            statuses={name: _Status(status=self._status) for name in self._services}
-        )
 
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: _Context

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import socket
 
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
@@ -22,6 +20,7 @@ from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.core import GenerationCore
 from draftgate.gateway.generation import GenerationServicer
 from draftgate.gateway.health import HealthServicer
+from draftgate.gateway.listen import bind
 from draftgate.gateway.model import ModelServicer
 from draftgate.gateway.readiness import Readiness
 from draftgate.telemetry.tracing import Tracing, configured_endpoint
@@ -57,9 +56,9 @@ class Gateway:
 
     @property
     def port(self) -> int:
-        """The port it listens on. Raises DraftgateError(FAILED_PRECONDITION) before `start`."""
+        """The port it listens on. Raises DraftgateError(FAILED_PRECONDITION) while it does not."""
         if self._port is None:
-            raise DraftgateError(ErrorCode.FAILED_PRECONDITION, "the gateway has not started")
+            raise DraftgateError(ErrorCode.FAILED_PRECONDITION, "the gateway is not running")
         return self._port
 
     async def start(self) -> None:
@@ -68,7 +67,11 @@ class Gateway:
         Raises DraftgateError(FAILED_PRECONDITION) if it cannot listen or read the tokenizer.
         """
         config = self.config
-        tokenizer = Tokenizer.load(config.tokenizer_dir) if config.tokenizer_dir else None
+        tokenizer = (
+            await asyncio.to_thread(Tokenizer.load, config.tokenizer_dir)
+            if config.tokenizer_dir
+            else None
+        )
         self._tracing = Tracing(
             endpoint=configured_endpoint(config.otlp_endpoint),
             sample_ratio=config.trace_sample_ratio,
@@ -89,16 +92,21 @@ class Gateway:
         self._boundary = CallBoundary(self._tracing, prefix="/draftgate.v1.")
         self._server = self._make_server()
         try:
-            self._port = _bind(self._server, config.listen)
+            self._port = bind(self._server, config.listen)
         except DraftgateError:
             await self._server.stop(None)
-            await self._client.close()
+            await self._close()
             raise
         await self._server.start()
         self._watching = asyncio.create_task(self._readiness.watch())
 
     async def drain(self, grace_s: float) -> None:
-        """Stop: not serving, no new work, streams finish within `grace_s`, the rest is cut."""
+        """Stop: not serving, no new work, streams finish within `grace_s`, the rest is cut.
+
+        Without effect if it has not started or has stopped.
+        """
+        if self._port is None:
+            return
         self._health.drain()
         self._core.drain()
         if not await self._core.wait_idle(grace_s):
@@ -107,7 +115,11 @@ class Gateway:
         self._boundary.stopping = True
         await self._server.stop(_CUT_GRACE_S)
         self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        await asyncio.wait({self._watching})
+        await self._close()
+        self._port = None
+
+    async def _close(self) -> None:
         await self._client.close()
         await self._tracing.shutdown(self.config.flush_timeout_s)
 
@@ -123,28 +135,3 @@ class Gateway:
         health = "grpc.health.v1.Health"
         reflection.enable_server_reflection((*_SERVICES, health, reflection.SERVICE_NAME), server)
         return server
-
-
-def _bind(server: grpc.aio.Server, listen: str) -> int:
-    try:
-        return server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise DraftgateError(
-            ErrorCode.FAILED_PRECONDITION, f"cannot listen on {listen}: {_bind_problem(listen)}"
-        ) from error
-
-
-def _bind_problem(listen: str) -> str:
-    """Why the address cannot be had: gRPC says it in its log only."""
-    host, _, port = listen.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]") or None, port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return f"port {port} is in use; stop what uses it or choose another port"
-        return error.strerror or str(error)
-    return "the address is not usable"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, NoReturn
 
 import grpc.aio
@@ -32,7 +33,12 @@ def to_status(error: DraftgateError) -> status_pb2.Status:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: DraftgateError) -> NoReturn:
     """End the call with the error's status."""
-    await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    try:
+        await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    except grpc.aio.AbortError:
+        raise  # That is how it ends.
+    except grpc.aio.BaseError as gone:
+        raise asyncio.CancelledError("the caller has gone") from gone
 
 
 def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest) -> any_pb2.Any:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+from contextlib import suppress
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -61,7 +62,8 @@ class Tracing:
 
         def flush() -> None:
             provider.shutdown()
-            loop.call_soon_threadsafe(done.set)
+            with suppress(RuntimeError):  # The loop may be over by then.
+                loop.call_soon_threadsafe(done.set)
 
         # A daemon: an exporter that still retries must not hold up the end of the process.
         threading.Thread(target=flush, name="flush-spans", daemon=True).start()

@@ -143,9 +143,9 @@ def _draft_source(value: int) -> DraftSource:
 
 
 def _logprobs(outputs: _Outputs, tokens: int) -> tuple[float, ...]:
-    logprobs = outputs.numbers("logprobs")
+    logprobs = outputs.numbers("token_logprobs")
     if logprobs and len(logprobs) != tokens:
-        raise broken(f"{len(logprobs)} logprobs for {tokens} tokens")
+        raise broken(f"{len(logprobs)} token_logprobs for {tokens} tokens")
     return logprobs
 
 
