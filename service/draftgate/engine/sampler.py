@@ -87,8 +87,13 @@ class RowSampler:
                 row.shape[0], dtype=np.float32
             )
             race = row / torch.from_numpy(noise).to(row.device).clamp_min_(1e-30)
-            tokens += most_likely(race.unsqueeze(0))
+            tokens.append(int(race.argmax()))
         return tokens
+
+
+def draw(probabilities: torch.Tensor, generator: torch.Generator) -> int:
+    """One token from unnormalised probabilities [vocab]."""
+    return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
 def most_likely(scores: torch.Tensor) -> list[int]:
@@ -98,11 +103,6 @@ def most_likely(scores: torch.Tensor) -> list[int]:
         best: list[int] = scores.float().numpy().argmax(-1).tolist()
         return best
     return scores.argmax(-1).tolist()
-
-
-def draw(probabilities: torch.Tensor, generator: torch.Generator) -> int:
-    """One token from unnormalised probabilities [vocab]."""
-    return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
 def filter_probabilities(probabilities: torch.Tensor, params: SamplingParams) -> torch.Tensor:
