@@ -29,8 +29,8 @@ __all__ = ["Engine"]
 
 _LOG = logging.getLogger(__name__)
 
-_STOPS_KEPT = 4096
-"""How many ids of stop requests are remembered, for a request that its stop overtook."""
+_IDS_KEPT = 4096
+"""How many ids are remembered of stops that came first, and of generations that have ended."""
 
 
 class Engine:
@@ -61,11 +61,12 @@ class Engine:
         )
         self._row_ids = itertools.count()
         self._by_id: dict[str, Sequence] = {}
-        self._stopped_ids: OrderedDict[str, None] = OrderedDict()
+        self._stopped_ids = _RecentIds()
+        self._ended_ids = _RecentIds()
         self._freed_cancelled = 0
         self._work = threading.Condition()
         self._closing = False
-        self._failure: DraftgateError | None = None
+        self._failure = ""
         self._thread = threading.Thread(target=self._run, name="draftgate-engine", daemon=True)
 
     @classmethod
@@ -88,6 +89,7 @@ class Engine:
             self._work.notify()
         if self._thread.is_alive():
             self._thread.join()
+        self._end_all()
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Queue a request; its outputs go to `sink`, the last one with a finish reason.
@@ -112,23 +114,24 @@ class Engine:
                     f"request_id: {request.request_id!r} is already running",
                     field="request_id",
                 )
-            sequence.cancelled = request.request_id in self._stopped_ids
-            self._stopped_ids.pop(request.request_id, None)
+            sequence.cancelled = self._stopped_ids.discard(request.request_id)
             self._scheduler.add(sequence)
             self._by_id[request.request_id] = sequence
+            self._ended_ids.discard(request.request_id)
             self._work.notify()
 
     def stop(self, request_id: str) -> None:
-        """End a generation; one that has not arrived yet ends when it does."""
+        """End a generation; one that has not arrived yet ends when it does.
+
+        A stop that comes after the end does nothing: the next request of that id is another one.
+        """
         with self._work:
             sequence = self._by_id.get(request_id)
             if sequence is not None:
                 sequence.cancelled = True
                 self._work.notify()
-                return
-            self._stopped_ids[request_id] = None
-            while len(self._stopped_ids) > _STOPS_KEPT:
-                self._stopped_ids.popitem(last=False)
+            elif request_id not in self._ended_ids:
+                self._stopped_ids.add(request_id)
 
     def counters(self) -> EngineCounters:
         with self._work:
@@ -164,7 +167,7 @@ class Engine:
             # A step that fails leaves the cache in doubt: every request is told, and the process
             # that hosts the engine sees it closed.
             _LOG.exception("the engine's step failed")
-            self._failure = DraftgateError(ErrorCode.UNAVAILABLE, f"the engine failed: {error}")
+            self._failure = f"the engine failed: {error}"
         finally:
             self._end_all()
 
@@ -201,7 +204,8 @@ class Engine:
                 reason = FinishReason.DEADLINE
             else:
                 continue
-            self._freed_cancelled += sequence.slot is not None
+            if reason is FinishReason.CANCELLED and sequence.slot is not None:
+                self._freed_cancelled += 1
             self._forget(sequence)
             self._stepper.send_last(sequence, reason)
 
@@ -209,17 +213,22 @@ class Engine:
         self._scheduler.remove(sequence)
         self._stepper.forget(sequence)
         del self._by_id[sequence.request.request_id]
+        self._ended_ids.add(sequence.request.request_id)
 
     def _end_all(self) -> None:
         with self._work:
             self._closing = True
             for sequence in list(self._by_id.values()):
                 self._forget(sequence)
-                self._stepper.send_last(sequence, FinishReason.CANCELLED, self._failure)
+                error = self._failed() if self._failure else None
+                self._stepper.send_last(sequence, FinishReason.CANCELLED, error)
+
+    def _failed(self) -> DraftgateError:
+        return DraftgateError(ErrorCode.UNAVAILABLE, self._failure)
 
     def _check_open(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self._failure:
+            raise self._failed()
         if self._closing:
             raise DraftgateError(ErrorCode.UNAVAILABLE, "the engine is shutting down")
 
@@ -257,3 +266,25 @@ class Engine:
             self.target.config.shape.vocab_size,
             self.target.device,
         )
+
+
+class _RecentIds:
+    """The latest ids put in, so many and no more."""
+
+    def __init__(self) -> None:
+        self._ids: OrderedDict[str, None] = OrderedDict()
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._ids
+
+    def add(self, request_id: str) -> None:
+        self._ids[request_id] = None
+        self._ids.move_to_end(request_id)
+        while len(self._ids) > _IDS_KEPT:
+            self._ids.popitem(last=False)
+
+    def discard(self, request_id: str) -> bool:
+        """Take an id out; whether it was there."""
+        was_there = request_id in self._ids
+        self._ids.pop(request_id, None)
+        return was_there

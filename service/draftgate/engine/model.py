@@ -173,8 +173,7 @@ class _Loader:
         return self._placed(self._reader.weight(name, shape))
 
     def head(self) -> Linear:
-        tied = self._shape.tied_embeddings or "lm_head.weight" not in self._reader
-        name = "model.embed_tokens" if tied else "lm_head"
+        name = "model.embed_tokens" if self._shape.tied_embeddings else "lm_head"
         return self._linear([(name, self._shape.vocab_size)], self._shape.hidden_size)
 
     def layer(self, number: int) -> _Layer:
@@ -191,10 +190,13 @@ class _Loader:
                     (attention + "v_proj", kv_width),
                 ],
                 shape.hidden_size,
+                bias=shape.qkv_bias,
             ),
             query_norm=self._head_norm(attention + "q_norm.weight"),
             key_norm=self._head_norm(attention + "k_norm.weight"),
-            output=self._linear([(attention + "o_proj", shape.hidden_size)], query_width),
+            output=self._linear(
+                [(attention + "o_proj", shape.hidden_size)], query_width, bias=shape.output_bias
+            ),
             feed_forward_norm=self.vector(
                 prefix + "post_attention_layernorm.weight", shape.hidden_size
             ),
@@ -213,18 +215,16 @@ class _Loader:
         return self._placed(self._reader.weight(name, (width,)))
 
     def _head_norm(self, name: str) -> torch.Tensor | None:
-        return self.vector(name, self._shape.head_dim) if name in self._reader else None
+        return self.vector(name, self._shape.head_dim) if self._shape.qk_norm else None
 
-    def _linear(self, parts: list[tuple[str, int]], width: int) -> Linear:
+    def _linear(self, parts: list[tuple[str, int]], width: int, *, bias: bool = False) -> Linear:
         """One linear layer from the modules in `parts` (name, output width), stacked."""
         weights = [self._reader.weight(f"{name}.weight", (out, width)) for name, out in parts]
-        biases = [
-            self._reader.weight(f"{name}.bias", (out,))
-            for name, out in parts
-            if f"{name}.bias" in self._reader
-        ]
         weight = self._placed(torch.cat(weights) if len(weights) > 1 else weights[0])
-        return Linear(weight, self._placed(torch.cat(biases)) if biases else None)
+        if not bias:
+            return Linear(weight)
+        biases = [self._reader.weight(f"{name}.bias", (out,)) for name, out in parts]
+        return Linear(weight, self._placed(torch.cat(biases)))
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._dtype).to(self._device).contiguous()

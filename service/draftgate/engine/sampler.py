@@ -83,10 +83,10 @@ class RowSampler:
         tokens = []
         for offset, row in enumerate(probabilities):
             counter = np.random.Philox(key=seed, counter=[0, 0, 0, first_position + offset])
-            noise = np.random.Generator(counter).standard_exponential(
-                row.shape[0], dtype=np.float32
-            )
-            race = row / torch.from_numpy(noise).to(row.device).clamp_min_(1e-30)
+            # In fp32 the noise is 0 once in 10^7 draws, which over a large vocabulary would let a
+            # token of no likelihood win every few hundred positions.
+            noise = np.random.Generator(counter).standard_exponential(row.shape[0])
+            race = row.double() / torch.from_numpy(noise).to(row.device).clamp_min_(1e-300)
             tokens.append(int(race.argmax()))
         return tokens
 

@@ -59,26 +59,26 @@ class Scheduler:
         """The rows of the next step, in slot order.
 
         draft_lens: by row id, how many tokens were drafted for it. A row that finds no free block
-        first gives up its drafts; then the youngest rows are put back into the queue, to be
-        computed again later, until it fits.
+        makes the youngest rows go back into the queue, to be computed again later, until it fits;
+        drafts get what blocks are left after that, or are given up.
         """
         self._admit(now_s)
-        planned: dict[int, ScheduledRow] = {}
+        counts: dict[int, int] = {}
         chunk_left = self._config.prefill_chunk_tokens
         for sequence in sorted(self.running, key=lambda s: s.row_id):
             if sequence.slot is None:
                 continue  # preempted a moment ago, for an older row
-            draft_len = draft_lens.get(sequence.row_id, 0)
             count = 1
             if not sequence.decoding:
                 count = min(sequence.prefill_upto - sequence.computed, chunk_left)
                 chunk_left -= count
-            if count == 0:
-                continue
-            granted = self._make_room(sequence, count, draft_len)
-            if granted is not None:
-                planned[sequence.row_id] = ScheduledRow(sequence, count, granted)
-        return [planned[s.row_id] for s in self.running if s.row_id in planned]
+            if count and self._make_room(sequence, sequence.computed + count):
+                counts[sequence.row_id] = count
+        return [
+            self._scheduled(sequence, counts[sequence.row_id], draft_lens.get(sequence.row_id, 0))
+            for sequence in self.running
+            if sequence.row_id in counts
+        ]
 
     def _admit(self, now_s: float) -> None:
         while self.waiting and len(self.running) < self._cache.max_rows:
@@ -95,18 +95,20 @@ class Scheduler:
                 sequence.started_s = now_s
             self.running.append(sequence)
 
-    def _make_room(self, sequence: Sequence, count: int, draft_len: int) -> int | None:
-        """Get blocks for the row's tokens. Returns its draft length, or None if it was put back."""
+    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
+        """Get blocks for the row's first `tokens` positions; False if it was put back itself."""
         assert sequence.slot is not None
-        needed = sequence.computed + count
-        if self._cache.grow(sequence.slot, needed + draft_len):
-            return draft_len
-        while not self._cache.grow(sequence.slot, needed):
+        while not self._cache.grow(sequence.slot, tokens):
             youngest = max(self.running, key=lambda s: s.row_id)
             self._preempt(youngest)
             if youngest is sequence:
-                return None
-        return 0
+                return False
+        return True
+
+    def _scheduled(self, sequence: Sequence, count: int, draft_len: int) -> ScheduledRow:
+        assert sequence.slot is not None
+        fits = self._cache.grow(sequence.slot, sequence.computed + count + draft_len)
+        return ScheduledRow(sequence, count, draft_len if fits else 0)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._vacate(sequence)

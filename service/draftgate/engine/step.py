@@ -71,6 +71,10 @@ class Stepper:
     ) -> list[tuple[Sequence, Output]]:
         """One pass over these rows. Returns what to send for the rows that emitted."""
         self.totals.steps += 1
+        for row in rows:
+            if row.sequence.computed == 0:
+                # New, or put back a while ago and now computed again from its start.
+                self.forget(row.sequence)
         granted = [
             _shortened(drafts.get(row.sequence.row_id, Draft()), row.draft_len) for row in rows
         ]
@@ -86,7 +90,8 @@ class Stepper:
                 continue
             last = first + len(draft.token_ids) + 1
             accepted, token = self._verify(sequence, draft, logits[first:last], greedy[first:last])
-            reason = GateReason.PREFILL if prefilling else self._reason(sequence, draft)
+            proposed = sequence.row_id in drafts
+            reason = GateReason.PREFILL if prefilling else self._reason(sequence, draft, proposed)
             output = self._emit(sequence, draft, accepted, token, logits[first:last], reason)
             outputs.append((sequence, replace(output, batch_rows=len(rows))))
             first = last
@@ -111,7 +116,7 @@ class Stepper:
         sequence.chunks += 1
 
     def forget(self, sequence: Sequence) -> None:
-        """The generation has left."""
+        """The generation has left, or is computed again from its start."""
         if self._drafter is not None:
             self._drafter.reset(sequence.row_id)
 
@@ -211,9 +216,11 @@ class Stepper:
                 return tokens[: index + 1], FinishReason.LENGTH
         return tokens, FinishReason.NONE
 
-    def _reason(self, sequence: Sequence, draft: Draft) -> GateReason:
+    def _reason(self, sequence: Sequence, draft: Draft, proposed: bool) -> GateReason:
         count, reason = self._allowed(sequence)
-        return GateReason.NO_DRAFT if count and not draft.token_ids else reason
+        if not count or draft.token_ids:
+            return reason
+        return GateReason.BUDGET if proposed else GateReason.NO_DRAFT
 
     def _observe(self, sequence: Sequence, upto: int) -> None:
         if self._drafter is not None:
@@ -280,7 +287,7 @@ def _logprobs(
     log_probabilities = logits[: len(tokens)].float().log_softmax(-1)
     ids = torch.tensor(tokens, device=logits.device).unsqueeze(1)
     chosen = log_probabilities.gather(1, ids).squeeze(1).tolist()
-    top = log_probabilities.topk(asked, -1)
+    top = log_probabilities.topk(min(asked, logits.shape[-1]), -1)
     return (
         tuple(chosen),
         tuple(tuple(row) for row in top.indices.tolist()),

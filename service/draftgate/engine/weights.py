@@ -40,9 +40,6 @@ class CheckpointReader:
                     f"{path} is damaged ({error}): delete the folder and prepare it again",
                 ) from error
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._where
-
     def stored(self, name: str) -> torch.Tensor:
         """The tensor as it lies in the file, mapped rather than read.
 

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from engine_harness import greedy, running
+from tiny_models import TINY, write_checkpoint
+
+from draftgate.engine import Target, load_target
+from draftgate.text import Tokenizer
+from draftgate.text.chat import Message
+
+PROMPTS = Path(__file__).parent.parent / "data" / "prompts.json"
+TOKENS = 64
+"""Greedy tokens compared for every prompt."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def two_threads() -> Iterator[None]:
+    """The machines that run the tests have two cores, and sums must not change between runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def target(checkpoint_dir: Path) -> Target:
+    """The packaged model in fp32."""
+    return load_target(checkpoint_dir, torch.float32)
+
+
+@pytest.fixture(scope="session")
+def prompts(checkpoint_dir: Path) -> dict[str, list[int]]:
+    """40 real prompts as ids, by name."""
+    tokenizer = Tokenizer.load(checkpoint_dir)
+    loaded = {}
+    for prompt in json.loads(PROMPTS.read_text(encoding="utf-8")):
+        if "messages" in prompt:
+            ids = tokenizer.encode_chat([Message(**message) for message in prompt["messages"]])
+        else:
+            ids = tokenizer.encode_prompt(prompt["text"])
+        loaded[prompt["name"]] = ids
+    assert len(loaded) == 40
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def together(target: Target, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Each prompt's greedy tokens, from one batch without speculation."""
+    with running(target, drafter="none") as engine:
+        return engine.run(prompts, greedy(TOKENS))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """A random model of a few thousand weights in fp32: for what does not depend on real text."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", TINY)
+    return load_target(folder, torch.float32)

@@ -1,0 +1,193 @@
+"""Blocks are counted right, rows keep their data through moves, and memory goes back."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from process_memory import resident_bytes
+from tiny_models import BLOCK_BYTES, TINY
+
+from draftgate.checkpoint.architectures import model_shape
+from draftgate.engine import EngineConfig
+from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
+from draftgate.errors import DraftgateError, ErrorCode
+
+SHAPE = model_shape(TINY)
+CPU = torch.device("cpu")
+WIDTH = 2 * SHAPE.kv_heads * SHAPE.head_dim
+SLOT_TOKENS = 96
+
+
+def cache(blocks: int, rows: int, tokens: int = SLOT_TOKENS) -> KVCache:
+    config = EngineConfig(kv_cache_bytes=blocks * BLOCK_BYTES, max_batch_rows=rows)
+    return KVCache(SHAPE, config, tokens, torch.float32, CPU)
+
+
+def write(store: KVCache, slot: int, start: int, values: list[float]) -> None:
+    """Fill positions from `start` on, each with a value of its own in every layer."""
+    index = torch.arange(store.index_of(slot, start), store.index_of(slot, start + len(values)))
+    for layer in range(SHAPE.layers):
+        column = torch.tensor(values).unsqueeze(1)
+        sides = torch.cat([column.expand(-1, WIDTH // 2), -column.expand(-1, WIDTH // 2)], dim=1)
+        store.write(layer, index, sides + layer)
+
+
+def stored(store: KVCache, slot: int, tokens: int) -> list[float]:
+    """The values written, read back through every layer, head, key and value."""
+    seen = []
+    for layer in range(SHAPE.layers):
+        keys, values = store.read(layer, slot, slot + 1, tokens)
+        assert keys.shape == (1, SHAPE.kv_heads, tokens, SHAPE.head_dim)
+        for side, sign in ((keys, 1), (values, -1)):
+            column = sign * (side[0] - layer)  # [kv_heads, tokens, head_dim]
+            assert (column == column[:1, :, :1]).all()
+            seen.append(column[0, :, 0].tolist())
+    assert all(other == seen[0] for other in seen)
+    return seen[0]
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Random rows come, grow, leave; a plain list of what each wrote is the model."""
+
+    @initialize(blocks=st.integers(4, 16))
+    def start(self, blocks: int) -> None:
+        self.cache = cache(blocks, rows=4)
+        self.blocks = blocks
+        self.rows: list[list[float]] = []  # by slot
+        self.held: list[int] = []  # positions granted, by slot
+        self.next_value = 1.0
+
+    @precondition(lambda self: len(self.rows) < 4)
+    @rule(tokens=st.integers(1, SLOT_TOKENS))
+    def join(self, tokens: int) -> None:
+        slot = len(self.rows)
+        if self._grow(slot, 0, tokens):
+            self.rows.append([])
+            self.held.append(tokens)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def grow(self, data: st.DataObject) -> None:
+        slot = data.draw(st.integers(0, len(self.rows) - 1))
+        tokens = data.draw(st.integers(1, SLOT_TOKENS))
+        if self._grow(slot, self.held[slot], tokens):
+            self.held[slot] = max(self.held[slot], tokens)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def fill(self, data: st.DataObject) -> None:
+        slot = data.draw(st.integers(0, len(self.rows) - 1))
+        start = data.draw(st.integers(0, len(self.rows[slot])))
+        count = data.draw(st.integers(0, self.held[slot] - start))
+        values = [self.next_value + i for i in range(count)]
+        self.next_value += count
+        write(self.cache, slot, start, values)
+        self.rows[slot][start:] = values  # what was beyond is overwritten or not read again
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """The last row closes the gap, as the scheduler does."""
+        slot = data.draw(st.integers(0, len(self.rows) - 1))
+        self.cache.release(slot)
+        last, held = self.rows.pop(), self.held.pop()
+        if slot < len(self.rows):
+            self.cache.move(len(self.rows), slot, len(last))
+            self.rows[slot], self.held[slot] = last, held
+
+    @invariant()
+    def every_row_reads_back(self) -> None:
+        for slot, values in enumerate(self.rows):
+            assert stored(self.cache, slot, len(values)) == values
+
+    @invariant()
+    def blocks_add_up(self) -> None:
+        wanted = sum(-(-tokens // BLOCK_TOKENS) for tokens in self.held)
+        assert self.cache.used_blocks == wanted
+        assert self.cache.free_blocks == self.blocks - wanted >= 0
+
+    def _grow(self, slot: int, held: int, tokens: int) -> bool:
+        more = -(-tokens // BLOCK_TOKENS) - -(-held // BLOCK_TOKENS)
+        fits = more <= self.cache.free_blocks
+        before = self.cache.used_blocks
+        assert self.cache.grow(slot, tokens) == fits
+        assert fits or self.cache.used_blocks == before
+        return fits
+
+
+CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCacheMachine = CacheMachine.TestCase
+
+
+@given(st.integers(1, 400))
+def test_a_new_row_of_a_used_slot_starts_at_zero_or_at_what_was_left(tokens: int) -> None:
+    """Positions not yet written are finite: attention multiplies them by a weight of 0."""
+    store = cache(blocks=60, rows=2, tokens=400)
+    assert store.grow(1, tokens)
+    write(store, 1, 0, [1.0] * tokens)
+    store.release(1)
+    keys, values = store.read(0, 1, 2, 400)
+    assert torch.isfinite(keys).all()
+    assert torch.isfinite(values).all()
+
+
+def test_a_budget_too_small_for_a_block_per_row_is_refused() -> None:
+    with pytest.raises(DraftgateError, match="kv_cache_bytes") as caught:
+        cache(blocks=3, rows=4)
+    assert caught.value.code is ErrorCode.FAILED_PRECONDITION
+    assert str(BLOCK_BYTES) in caught.value.message
+
+
+def test_address_space_that_cannot_be_had_is_refused() -> None:
+    shape = dataclasses.replace(SHAPE, layers=1 << 20)
+    config = EngineConfig(kv_cache_bytes=1 << 50, max_batch_rows=1024)
+    with pytest.raises(DraftgateError, match="max_batch_rows") as caught:
+        KVCache(shape, config, 1 << 20, torch.float32, CPU)
+    assert caught.value.code is ErrorCode.FAILED_PRECONDITION
+
+
+def test_memory_is_taken_as_rows_grow_and_given_back_as_they_leave() -> None:
+    """A cache of real size: 8 rows of 8,192 positions as address space, a budget for 4,096."""
+    shape = model_shape(
+        TINY | {"num_hidden_layers": 8, "head_dim": 64, "max_position_embeddings": 8192}
+    )
+    block_bytes = BLOCK_TOKENS * 2 * shape.kv_heads * shape.head_dim * 4 * shape.layers
+    budget_bytes = 256 * block_bytes
+    config = EngineConfig(kv_cache_bytes=budget_bytes, max_batch_rows=8)
+    before = resident_bytes()
+    store = KVCache(shape, config, 8192, torch.float32, CPU)
+    width = 2 * shape.kv_heads * shape.head_dim
+
+    def fill(slot: int, tokens: int) -> None:
+        assert store.grow(slot, tokens)
+        index = torch.arange(store.index_of(slot, 0), store.index_of(slot, tokens))
+        for layer in range(shape.layers):
+            store.write(layer, index, torch.ones(tokens, width))
+
+    def held_bytes() -> int:
+        return resident_bytes() - before
+
+    assert held_bytes() < 4 << 20
+    for slot in range(8):
+        fill(slot, 512)
+    assert store.free_blocks == 0
+    assert not store.grow(0, 513)
+    assert abs(held_bytes() - budget_bytes) < 0.1 * budget_bytes
+    store.release(0)
+    store.move(7, 0, 512)
+    store.release(3)
+    store.move(6, 3, 512)
+    assert abs(held_bytes() - 0.75 * budget_bytes) < 0.1 * budget_bytes
+    for slot in (0, 1, 2, 3, 4, 5):
+        store.release(slot)
+    assert store.used_blocks == 0
+    assert held_bytes() < 0.1 * budget_bytes
+    for _ in range(20):  # reading what nobody wrote takes no memory
+        for layer in range(shape.layers):
+            store.read(layer, 0, 8, 8192)[0].sum()
+    assert held_bytes() < 0.1 * budget_bytes
