@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from draftgate.checkpoint import SilentProgress, ensure_checkpoint, packaged_source
+from tests.fakes.triton import FakeTriton
 
 _CACHE = Path(__file__).parent.parent / "build" / "test-checkpoint"
 
@@ -15,3 +17,12 @@ _CACHE = Path(__file__).parent.parent / "build" / "test-checkpoint"
 def checkpoint_dir() -> Path:
     """The packaged model prepared in FP8, kept between runs."""
     return ensure_checkpoint(packaged_source(), _CACHE / "smollm2-fp8", progress=SilentProgress())
+
+
+@pytest.fixture
+async def triton() -> AsyncIterator[FakeTriton]:
+    """A stand-in for Triton, for what stands in front of it."""
+    fake = FakeTriton()
+    await fake.start()
+    yield fake
+    await fake.stop()

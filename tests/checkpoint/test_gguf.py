@@ -166,6 +166,17 @@ def test_what_cannot_be_carried_is_refused_by_name(
     assert refusal.value.code in (ErrorCode.UNIMPLEMENTED, ErrorCode.FAILED_PRECONDITION)
 
 
+def test_a_tensor_type_that_cannot_be_read_is_refused_by_name(
+    make_hf: Callable[..., Path], make_gguf: Callable[..., Path], tmp_path: Path
+) -> None:
+    integers = {"output_norm.weight": np.ones(64, np.int32)}
+    path = make_gguf(make_hf("LlamaForCausalLM"), tensors=integers)
+
+    with pytest.raises(DraftgateError, match="GGUF tensor type I32 is not supported"):
+        prepare(path, tmp_path / "out", progress=SilentProgress())
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("kept", [0, 3, 4, 20, 100, 5_000, -1, -5_000])
 def test_a_truncated_file_is_refused(
     kept: int, make_hf: Callable[..., Path], make_gguf: Callable[..., Path]

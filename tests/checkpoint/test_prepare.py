@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,21 @@ def test_chat_template_inside_the_tokenizer_config_gets_its_own_file(
     prepare(source, out, progress=SilentProgress())
 
     assert (out / "chat_template.jinja").read_text() == template
+
+
+@pytest.mark.parametrize("tool", ["torch", "transformers", "modelopt.torch.quantization"])
+def test_a_missing_tool_says_how_to_install_it(
+    tool: str, make_hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_hf("LlamaForCausalLM")
+    monkeypatch.setitem(sys.modules, tool, None)
+    package = tool.partition(".")[0]
+
+    with pytest.raises(
+        DraftgateError, match=rf"package {package}; .*pip install 'draftgate\[engine,prepare\]'"
+    ):
+        prepare(source, tmp_path / "out", progress=SilentProgress())
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_with_broken_weights_is_refused(

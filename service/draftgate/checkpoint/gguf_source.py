@@ -82,9 +82,11 @@ class GgufSource:
 
         for name in tensor_shapes(self.shape):
             stored = self._tensors[_gguf_name(name)]
-            values = dequantize(stored.data, stored.tensor_type)
-            values = self._unpermute(name, values)
-            yield name, torch.from_numpy(values.copy())
+            try:
+                values = dequantize(stored.data, stored.tensor_type)
+            except NotImplementedError as error:
+                raise unsupported(f"GGUF tensor type {stored.tensor_type.name}") from error
+            yield name, torch.from_numpy(self._unpermute(name, values).copy())
 
     def write_tokenizer(self, folder: Path) -> None:
         """Write the tokenizer that the metadata describe."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -71,13 +72,12 @@ def check_shape(path: Path, name: str, got: tuple[int, ...], want: tuple[int, ..
 
 def import_prepare_tool(name: str) -> ModuleType:
     """Import a package of the `prepare` extra, or say how to install it."""
-    import importlib
-
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        package = (error.name or name).partition(".")[0]
         raise DraftgateError(
             ErrorCode.FAILED_PRECONDITION,
-            f"preparing a checkpoint needs the Python package {error.name}; "
+            f"preparing a checkpoint needs the Python package {package}; "
             "install it with: pip install 'draftgate[engine,prepare]'",
         ) from error

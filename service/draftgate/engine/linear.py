@@ -12,7 +12,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-__all__ = ["Linear"]
+__all__ = ["Linear", "pass_rows"]
 
 _PACKED_FOR_ROWS = 4
 """The number of rows that oneDNN optimises the layout for: a few rows are where decoding lives."""
@@ -52,6 +52,19 @@ class Linear:
         if self._packed:
             return _packed_binary(x, other, self._weight, self._bias, "add")
         return F.linear(x, self._weight, self._bias) + other
+
+
+def pass_rows(tokens: int, device: torch.device, dtype: torch.dtype) -> int:
+    """How many rows a pass over so many tokens is padded to; at most a quarter more.
+
+    oneDNN compiles kernels for every number of rows it meets and never drops them all: without
+    this a deployment grows by half a gigabyte as batches of every size come along, and each new
+    size holds up its step for some milliseconds.
+    """
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return tokens
+    step = 1 << max((tokens - 1).bit_length() - 3, 0)  # four sizes from a power of 2 to the next
+    return -(-tokens // step) * step
 
 
 def _packed(

@@ -14,7 +14,7 @@ from draftgate.checkpoint.architectures import ModelShape
 from draftgate.engine.attention import AttentionPlan, RowSpan, plan_attention
 from draftgate.engine.config import EngineConfig, ModelConfig
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
-from draftgate.engine.linear import Linear
+from draftgate.engine.linear import Linear, pass_rows
 from draftgate.engine.rope import RopeTable, rotate_
 from draftgate.engine.weights import CheckpointReader
 
@@ -91,10 +91,11 @@ class Target:
         index = torch.tensor(where, device=self.device)
         cos, sin = self._rope.at(torch.tensor(positions, device=self.device))
         plan = self.plan(spans)
-        x = self._embedding[token_ids].to(self.dtype)
+        x = self._padded(self._embedding[token_ids].to(self.dtype))
         for number, layer in enumerate(self._layers):
             x = self._layer(x, number, layer, cos, sin, index, plan, cache)
-        return self._head(self._normed(x.index_select(0, wanted), self._norm))
+        last = self._padded(x.index_select(0, wanted))
+        return self._head(self._normed(last, self._norm))[: len(wanted)]
 
     def score(self, ids: Sequence[int]) -> torch.Tensor:
         """Logits [tokens, vocab] in fp32 after each of these tokens."""
@@ -117,10 +118,11 @@ class Target:
         plan: AttentionPlan,
         cache: KVCache,
     ) -> torch.Tensor:
-        config, tokens = self.config.shape, x.shape[0]
+        # x has rows of padding beyond the tokens: they pass through the linears and nothing else.
+        config, tokens = self.config.shape, len(index)
         query_width = config.heads * config.head_dim
         rotated_heads = config.heads + config.kv_heads
-        qkv = layer.qkv(self._normed(x, layer.attention_norm))
+        qkv = layer.qkv(self._normed(x, layer.attention_norm))[:tokens]
         heads = qkv.view(tokens, -1, config.head_dim)
         if layer.query_norm is not None and layer.key_norm is not None:
             heads[:, : config.heads] = self._normed(heads[:, : config.heads], layer.query_norm)
@@ -128,10 +130,15 @@ class Target:
             heads[:, config.heads : rotated_heads] = self._normed(keys, layer.key_norm)
         rotate_(heads[:, :rotated_heads], cos, sin)
         cache.write(number, index, qkv[:, query_width:])
-        context = plan.attend(heads[:, : config.heads], cache, number)
+        context = self._padded(plan.attend(heads[:, : config.heads], cache, number))
         x = layer.output.plus(context, x)
         h = self._normed(x, layer.feed_forward_norm)
         return layer.down.plus(layer.up.times(h, layer.gate.silu(h)), x)
+
+    def _padded(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, width] with rows of zeros after it, up to a size that linears know."""
+        more = pass_rows(len(x), self.device, self.dtype) - len(x)
+        return F.pad(x, (0, 0, 0, more)) if more else x
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight, self.config.shape.norm_eps)

@@ -14,6 +14,7 @@ from draftgate.engine.drafters import Draft, Drafter, DraftQuery
 from draftgate.engine.kv_cache import KVCache
 from draftgate.engine.model import Target
 from draftgate.engine.request import Output, VerifyStep
+from draftgate.engine.sampler import most_likely
 from draftgate.engine.scheduler import ScheduledRow
 from draftgate.engine.sequence import Sequence
 from draftgate.engine.verify import verify_equal, verify_rejection
@@ -161,7 +162,7 @@ class Stepper:
     ) -> list[int]:
         """The most likely token at each position, in one go; needed by plain greedy rows only."""
         plain = any(_plain_greedy(row.sequence) for row in rows)
-        return logits.argmax(-1).tolist() if plain and len(logits) else [0] * len(logits)
+        return most_likely(logits) if plain and len(logits) else [0] * len(logits)
 
     def _verify(
         self, sequence: Sequence, draft: Draft, logits: torch.Tensor, greedy: ListOf[int]
@@ -171,7 +172,7 @@ class Stepper:
         if _plain_greedy(sequence):
             return verify_equal(greedy, ids)
         if sampler.params.greedy:
-            return verify_equal(sampler.penalised(logits.float(), ids).argmax(-1).tolist(), ids)
+            return verify_equal(most_likely(sampler.penalised(logits.float(), ids)), ids)
         probabilities = sampler.probabilities(logits.float(), ids)
         if sampler.params.seed is not None:
             return verify_equal(sampler.coupled(probabilities, len(sequence.tokens)), ids)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import queue
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
+import pytest_asyncio
 
 from draftgate.errors import DraftgateError, ErrorCode, from_wire
 from draftgate.text import Message, Tokenizer
-from draftgate.upstream.tritonserver import TritonServer
+from draftgate.upstream.tritonserver import TritonServer, TritonServerConfig
+from tests.support.infer import InferError, infer, stream_infer
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.asyncio(loop_scope="module")]
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 
@@ -71,24 +71,18 @@ def tokenizer(checkpoint_dir: Path) -> Tokenizer:
     return Tokenizer.load(checkpoint_dir)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(
-    make_server: Callable[..., TritonServer], checkpoint_dir: Path, tmp_path: Path
-) -> TritonServer:
+    checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[TritonServer]:
     """The model repository with the parrot in the engine's place."""
-    repository = tmp_path / "repository"
+    repository = tmp_path_factory.mktemp("parrot") / "repository"
     shutil.copytree(REPOSITORY, repository)
     (repository / "engine" / "1" / "model.py").write_text(PARROT)
-    server = make_server(repository, model_dir=checkpoint_dir)
+    server = TritonServer(TritonServerConfig(repository, checkpoint_dir, exit_timeout_s=2))
     await server.start()
-    return server
-
-
-def tensor(name: str, values: np.ndarray) -> triton.InferInput:
-    datatype = {"object": "BYTES", "int32": "INT32"}[str(values.dtype)]
-    made = triton.InferInput(name, list(values.shape), datatype)
-    made.set_data_from_numpy(values)
-    return made
+    yield server
+    await server.stop()
 
 
 def words(text: str) -> np.ndarray:
@@ -99,28 +93,12 @@ def ids(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
-def infer(target: str, model: str, output: str, **inputs: np.ndarray) -> np.ndarray:
-    with triton.InferenceServerClient(target) as client:
-        tensors = [tensor(name, values) for name, values in inputs.items()]
-        return client.infer(model, tensors, client_timeout=20).as_numpy(output)
-
-
 def stream(target: str, **inputs: np.ndarray) -> list[tuple[int, str]]:
     """The chunk index and text of each response of the ensemble, in the order of arrival."""
-    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-    chunks = []
-    with triton.InferenceServerClient(target) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        tensors = [tensor(name, values) for name, values in inputs.items()]
-        client.async_stream_infer("ensemble", tensors, request_id="1")
-        while True:
-            result, error = answers.get(timeout=20)
-            if error is not None:
-                raise error
-            index, text = result.as_numpy("chunk_index"), result.as_numpy("text_output")
-            chunks.append((int(index[0]), text[0].decode()))
-            if result.as_numpy("finish_reason")[0]:
-                return chunks
+    return [
+        (int(answer["chunk_index"][0]), answer["text_output"][0].decode())
+        for answer in stream_infer(target, "ensemble", inputs)
+    ]
 
 
 async def test_text_through_real_models(server: TritonServer, tokenizer: Tokenizer) -> None:
@@ -128,7 +106,7 @@ async def test_text_through_real_models(server: TritonServer, tokenizer: Tokeniz
     emitted = tokenizer.encode_prompt(TEXT)
 
     def ask(model: str, output: str, **inputs: np.ndarray) -> Any:
-        return infer(target, model, output, **inputs)
+        return infer(target, model, inputs)[output]
 
     def ask_all() -> None:
         got = ask("preprocessing", "input_ids", text_input=words(TEXT))
@@ -155,7 +133,7 @@ async def test_text_through_real_models(server: TritonServer, tokenizer: Tokeniz
             ({"text_input": words("x"), "messages": words("[]")}, "text_input"),
             ({"messages": words("{}")}, "messages"),
         ):
-            with pytest.raises(triton.InferenceServerException) as caught:
+            with pytest.raises(InferError) as caught:
                 ask("preprocessing", "input_ids", **inputs)
             error = from_wire(str(caught.value))
             assert error is not None
@@ -178,7 +156,7 @@ async def test_an_ensemble_streams_exact_text_in_order(
 
 
 async def test_a_bad_prompt_is_told_through_the_ensemble(server: TritonServer) -> None:
-    with pytest.raises(triton.InferenceServerException) as caught:
+    with pytest.raises(InferError) as caught:
         await asyncio.to_thread(
             stream, server.grpc_target, messages=words('[{"role": "user"}]'), max_tokens=ids(1)
         )
@@ -188,12 +166,12 @@ async def test_a_bad_prompt_is_told_through_the_ensemble(server: TritonServer) -
 
 
 async def test_a_wrong_checkpoint_fails_the_start_with_one_line(
-    make_server: Callable[..., TritonServer], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()
     shutil.copytree(REPOSITORY / "preprocessing", repository / "preprocessing")
-    server = make_server(repository, model_dir=tmp_path / "nowhere")
+    server = TritonServer(TritonServerConfig(repository, tmp_path / "nowhere"))
     with pytest.raises(DraftgateError) as caught:
         await server.start()
     assert caught.value.code is ErrorCode.FAILED_PRECONDITION

@@ -1,0 +1,245 @@
+"""The life of `draftgate serve`: prepare, start Triton, start the gateway, warm up, stay, drain.
+
+Whatever happens, and whenever, the end is the same: `_Service.shut_down` runs, and afterwards no
+process and no temporary file of it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest
+from draftgate._pb.draftgate.v1.model_pb2 import Model
+from draftgate.cli.answer import Answer
+from draftgate.cli.client import GatewayClient
+from draftgate.cli.options import DEFAULT_SERVER
+from draftgate.cli.preparation import Preparation
+from draftgate.cli.render import Renderer
+from draftgate.gateway.config import GatewayConfig
+from draftgate.gateway.listen import check_listen
+from draftgate.gateway.server import Gateway
+from draftgate.upstream.tritonserver import TritonServer, TritonServerConfig
+
+__all__ = ["ServeConfig", "run_until_stopped"]
+
+_STOPPED = 0
+_INTERRUPTED = 130
+"""Also for SIGTERM: the service was asked to stop before it was one."""
+
+_WARM_UP_PROMPT = "Why is the sky blue?"
+_WARM_UP_TOKENS = 32
+_WARM_UP_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """What to serve, and where."""
+
+    listen: str
+    """The gateway's address, HOST:PORT; port 0 takes a free one."""
+    model_repository: Path
+    """Triton's models."""
+    model_dir: Path
+    """The checkpoint folder."""
+    source: Path | None
+    """What to prepare the checkpoint from; None serves `model_dir` as it is."""
+    engine_settings: Mapping[str, object]
+    """Settings of the engine that differ from its defaults."""
+    triton_port: int | None
+    """Triton's port on loopback; None takes a free one."""
+    otlp_endpoint: str | None
+    """Where traces go."""
+    grace_s: float
+    """How long running streams may take to finish at the end."""
+
+
+async def run_until_stopped(config: ServeConfig) -> int:
+    """Serve until SIGINT, SIGTERM or SIGHUP; returns the exit code.
+
+    Raises DraftgateError when the service cannot start.
+    """
+    stop = _Stop()
+    with stop.on_signals():
+        service = _Service(config, stop)
+        job = asyncio.create_task(service.start())
+        requested = asyncio.create_task(stop.requested.wait())
+        try:
+            await asyncio.wait({job, requested}, return_when=asyncio.FIRST_COMPLETED)
+            if job.done():
+                job.result()
+                await requested
+            _say("stopping; once more ends everything at once")
+            job.cancel()
+            await asyncio.wait({job})
+        finally:
+            requested.cancel()
+            await service.shut_down()
+    return _STOPPED if service.ready else _INTERRUPTED
+
+
+class _Stop:
+    """The wish to stop, as signals express it."""
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self.forced = asyncio.Event()
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in numbers:
+            loop.add_signal_handler(number, self._ask)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _ask(self) -> None:
+        if self.requested.is_set():
+            self.forced.set()
+        self.requested.set()
+
+
+class _Service:
+    """The parts, in the order in which they start."""
+
+    def __init__(self, config: ServeConfig, stop: _Stop) -> None:
+        self._config = config
+        self._stop = stop
+        self._triton: TritonServer | None = None
+        self._gateway: Gateway | None = None
+        self.ready = False
+
+    async def start(self) -> None:
+        """Start every part and show that they work together."""
+        config = self._config
+        began_s = time.monotonic()
+        check_listen(config.listen)
+        if config.source is not None:
+            await Preparation(config.source, config.model_dir).run(self._stop.forced)
+        _say(f"starting Triton with {config.model_dir.name}")
+        self._triton = TritonServer(
+            TritonServerConfig(
+                config.model_repository,
+                config.model_dir,
+                config.engine_settings,
+                grpc_port=config.triton_port,
+            )
+        )
+        await self._start_triton(self._triton)
+        gateway = Gateway(
+            GatewayConfig(
+                triton_target=self._triton.grpc_target,
+                model_name=config.model_dir.resolve().name,
+                listen=config.listen,
+                tokenizer_dir=config.model_dir,
+                otlp_endpoint=config.otlp_endpoint,
+            )
+        )
+        await gateway.start()
+        self._gateway = gateway
+        address = f"{config.listen.rpartition(':')[0]}:{gateway.port}"
+        async with GatewayClient(address) as client:
+            await client.serving(timeout_s=_WARM_UP_TIMEOUT_S)
+            model = await client.model(timeout_s=_WARM_UP_TIMEOUT_S)
+            await _warm_up(client, model)
+        self.ready = True
+        _announce(model, address, self._triton.grpc_target, time.monotonic() - began_s)
+
+    async def shut_down(self) -> None:
+        """Stop every part that was started: running streams may finish first, unless forced."""
+        forced = asyncio.create_task(self._stop.forced.wait())
+        try:
+            if self._gateway is not None:
+                draining = asyncio.create_task(self._gateway.drain(self._config.grace_s))
+                await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
+                await _settled(draining)
+            if self._triton is not None:
+                stopping = asyncio.create_task(self._triton.stop())
+                await self._until_done_or_killed(stopping, self._triton)
+        finally:
+            forced.cancel()
+
+    async def _start_triton(self, triton: TritonServer) -> None:
+        starting = asyncio.create_task(triton.start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # A start that is cancelled stops the server again, which takes its time.
+            starting.cancel()
+            await self._until_done_or_killed(starting, triton)
+            raise
+
+    async def _until_done_or_killed(self, ending: asyncio.Task[None], triton: TritonServer) -> None:
+        """Wait for the end of `ending`, in which Triton stops; kill Triton once that is forced."""
+        forced = asyncio.create_task(self._stop.forced.wait())
+        await asyncio.wait({ending, forced}, return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done() and triton.process_group is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(triton.process_group, signal.SIGKILL)
+        forced.cancel()
+        await asyncio.wait({ending})
+        if not ending.cancelled():
+            ending.result()
+
+
+async def _settled(task: asyncio.Task[None]) -> None:
+    """Cut `task` short if it is not done. Raises what it raised."""
+    if task.done():
+        task.result()
+    else:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _warm_up(client: GatewayClient, model: Model) -> None:
+    """Stream one short answer to the terminal, the way that any client gets it."""
+    request = GenerateRequest(max_tokens=_WARM_UP_TOKENS, return_token_text=True)
+    request.sampling.temperature = 0.0
+    if model.has_chat_template:
+        request.messages.add(role="user", content=_WARM_UP_PROMPT)
+    else:
+        request.prompt = _WARM_UP_PROMPT
+    _say(f"warming up: {_WARM_UP_PROMPT}")
+    answer = Answer(Renderer(sys.stdout, show_speculation=True))
+    await answer.follow(client.generate(request, timeout_s=_WARM_UP_TIMEOUT_S))
+    _say(answer.summary())
+
+
+def _announce(model: Model, address: str, triton_target: str, took_s: float) -> None:
+    drafter = f"drafter {model.drafter}, up to {model.max_draft_len} a step"
+    _say(
+        f"ready in {took_s:.1f} s: {model.name} ({model.quantization or 'not quantised'}, "
+        f"{model.compute_dtype}; {drafter if model.drafter else 'no drafter'})"
+    )
+    _say(f"gateway on {address}, Triton on {triton_target}")
+    server = "" if address == DEFAULT_SERVER else f" --server {address}"
+    _say(f'try: {_own_command()} generate "Tell me a story." --show-speculation{server}')
+    _say("Ctrl-C stops")
+
+
+def _own_command() -> str:
+    """How the user can call this program again."""
+    program = Path(sys.argv[0])
+    if program.name != "draftgate":
+        return f"{shlex.quote(sys.executable)} -m draftgate.cli"
+    return shlex.quote(
+        os.path.relpath(program) if program.is_relative_to(Path.cwd()) else str(program)
+    )
+
+
+def _say(message: str) -> None:
+    # When the terminal is gone, the service still has to end well.
+    with contextlib.suppress(OSError):
+        print(f"draftgate: {message}", flush=True)

@@ -1,0 +1,162 @@
+"""Command-line options shared by the commands that ask for text.
+
+Only types are checked here. Ranges are the gateway's to check: it names the field at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+from google.protobuf.message import Message
+
+from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest
+
+__all__ = [
+    "DEFAULT_SERVER",
+    "FrequencyPenalty",
+    "IgnoreEos",
+    "MaxDraftLen",
+    "MaxTokens",
+    "MinP",
+    "PresencePenalty",
+    "RepetitionPenalty",
+    "Seed",
+    "Server",
+    "ShowRejected",
+    "ShowSpeculation",
+    "StopToken",
+    "System",
+    "Temperature",
+    "Timeout",
+    "TopK",
+    "TopP",
+    "new_request",
+]
+
+DEFAULT_SERVER = "127.0.0.1:50051"
+
+_SAMPLING = "Sampling"
+_SHOWING = "What is shown"
+
+Server = Annotated[
+    str, typer.Option(envvar="DRAFTGATE_SERVER", metavar="HOST:PORT", help="The gateway to ask.")
+]
+System = Annotated[
+    str | None, typer.Option(help="System message put before the conversation.", show_default=False)
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Most tokens of one answer.", show_default="the server's")
+]
+Timeout = Annotated[
+    float, typer.Option(min=0.001, metavar="SECONDS", help="Give up an answer after this long.")
+]
+MaxDraftLen = Annotated[
+    int | None,
+    typer.Option(
+        help="Draft at most this many tokens a step; 0 never speculates.",
+        show_default="the server's",
+    ),
+]
+ShowSpeculation = Annotated[
+    bool,
+    typer.Option(
+        "--show-speculation",
+        rich_help_panel=_SHOWING,
+        help="Colour each token: accepted draft green, the target's own amber.",
+    ),
+]
+ShowRejected = Annotated[
+    bool,
+    typer.Option(
+        "--show-rejected",
+        rich_help_panel=_SHOWING,
+        help="Also show rejected drafts, red and struck out.",
+    ),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(rich_help_panel=_SAMPLING, help="0 is greedy.", show_default="the server's"),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(rich_help_panel=_SAMPLING, help="Keep the most likely tokens up to this mass."),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(rich_help_panel=_SAMPLING, help="Keep this many most likely tokens; 0 all."),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        rich_help_panel=_SAMPLING, help="Drop tokens below this share of the most likely."
+    ),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(rich_help_panel=_SAMPLING, help="Above 1 discourages tokens seen before."),
+]
+PresencePenalty = Annotated[
+    float | None,
+    typer.Option(rich_help_panel=_SAMPLING, help="Taken from the logit of tokens in the answer."),
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    typer.Option(rich_help_panel=_SAMPLING, help="The same, once per earlier occurrence."),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(rich_help_panel=_SAMPLING, help="Same seed, same prompt: same answer."),
+]
+StopToken = Annotated[
+    list[int] | None,
+    typer.Option(
+        rich_help_panel=_SAMPLING, metavar="ID", help="Token id that ends the answer; repeatable."
+    ),
+]
+IgnoreEos = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-eos", rich_help_panel=_SAMPLING, help="Go on past the model's end token."
+    ),
+]
+
+
+def new_request(
+    *,
+    show_speculation: bool,
+    show_rejected: bool,
+    max_tokens: int | None,
+    max_draft_len: int | None,
+    **sampling: float | int | bool | Sequence[int] | None,
+) -> GenerateRequest:
+    """A request for what the options say; the prompt is still to be set.
+
+    `sampling` are fields of SamplingParameters; None leaves one to the server.
+    Raises typer.BadParameter naming the option whose value its field cannot hold.
+    """
+    request = GenerateRequest(
+        return_token_text=show_speculation or show_rejected, return_drafts=show_rejected
+    )
+    _fill(request, {"max_tokens": max_tokens, "max_draft_len": max_draft_len})
+    _fill(request.sampling, sampling)
+    return request
+
+
+def _fill(
+    message: Message, values: Mapping[str, float | int | bool | Sequence[int] | None]
+) -> None:
+    for name, value in values.items():
+        if value is None:
+            continue
+        try:
+            if isinstance(value, Sequence):
+                getattr(message, name).extend(value)
+            else:
+                setattr(message, name, value)
+        except ValueError as error:
+            option = name.removesuffix("_ids").replace("_", "-")
+            raise typer.BadParameter(
+                f"{value} is too large or too small", param_hint=f"--{option}"
+            ) from error

@@ -1,0 +1,154 @@
+"""What goes to the terminal: streamed text, coloured by where its tokens came from.
+
+A model's text is untrusted: control characters in it could move the cursor, retitle the window or
+answer the terminal's own queries. On a terminal they are taken out; in a pipe text stays exact.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import Enum
+from typing import TextIO
+
+import typer
+
+from draftgate._pb.draftgate.v1.generation_pb2 import (
+    TOKEN_SOURCE_DRAFT,
+    TOKEN_SOURCE_TARGET,
+    TokenChunk,
+)
+
+__all__ = [
+    "Kind",
+    "ReaderGoneError",
+    "Renderer",
+    "clean",
+    "colour_wanted",
+    "pieces",
+    "print_error",
+    "print_note",
+]
+
+# C0 without tab and newline, DEL, C1. Without ESC and CSI the rest of a sequence is only text.
+_CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
+del _CONTROL[ord("\n")], _CONTROL[ord("\t")]
+
+
+class ReaderGoneError(Exception):
+    """Whoever read our standard output has closed it."""
+
+
+class Kind(Enum):
+    """Where a piece of shown text came from."""
+
+    PLAIN = "plain"
+    ACCEPTED = "accepted draft"
+    REJECTED = "rejected draft"
+    TARGET = "the target's own"
+
+
+class Renderer:
+    """Writes the chunks of one generation to `out` as they come."""
+
+    def __init__(
+        self, out: TextIO, *, show_speculation: bool = False, show_rejected: bool = False
+    ) -> None:
+        self._out = out
+        self._terminal = out.isatty()
+        self._colour = (show_speculation or show_rejected) and colour_wanted(out)
+        self._show_rejected = show_rejected
+        self._at_line_start = True
+
+    def write(self, chunk: TokenChunk) -> None:
+        """Write the new text of `chunk`. Raises ReaderGoneError when `out` is a closed pipe."""
+        if self._colour:
+            for text, kind in pieces(chunk, show_rejected=self._show_rejected):
+                self._emit(_paint(clean(text), kind))
+        else:
+            self._emit(clean(chunk.text) if self._terminal else chunk.text)
+        if chunk.text:
+            self._at_line_start = chunk.text.endswith("\n")
+        self._flush()
+
+    def end(self) -> None:
+        """End the last line."""
+        if not self._at_line_start:
+            self._emit("\n")
+            self._flush()
+            self._at_line_start = True
+
+    def _emit(self, text: str) -> None:
+        try:
+            self._out.write(text)
+        except BrokenPipeError as error:
+            raise ReaderGoneError from error
+
+    def _flush(self) -> None:
+        try:
+            self._out.flush()
+        except BrokenPipeError as error:
+            raise ReaderGoneError from error
+
+
+def pieces(chunk: TokenChunk, *, show_rejected: bool) -> list[tuple[str, Kind]]:
+    """The text of `chunk` cut where its origin changes token by token.
+
+    Rejected drafts stand where they were rejected: after the accepted drafts of their verify step,
+    before the target's token. Leaving them out, the pieces always join to `chunk.text`: where the
+    server's token texts do not (it has no tokenizer, say), the text stays in one plain piece.
+    """
+    if "".join(token.text for token in chunk.tokens) != chunk.text:
+        return [(chunk.text, Kind.PLAIN)]
+    cut: list[tuple[str, Kind]] = []
+    tokens = list(chunk.tokens)
+    for step in chunk.verify_steps if show_rejected else ():
+        accepted = tokens[: step.accepted]
+        del tokens[: step.accepted]
+        cut += [(token.text, _kind(token.source)) for token in accepted]
+        cut += [(draft.text, Kind.REJECTED) for draft in step.drafts[step.accepted :]]
+        if tokens and tokens[0].source == TOKEN_SOURCE_TARGET:
+            token = tokens.pop(0)
+            cut.append((token.text, Kind.TARGET))
+    cut += [(token.text, _kind(token.source)) for token in tokens]
+    return cut
+
+
+def clean(text: str) -> str:
+    """`text` without control characters other than tab and newline."""
+    return text.translate(_CONTROL)
+
+
+def colour_wanted(stream: TextIO) -> bool:
+    """Whether to colour what goes to `stream`: a terminal, and NO_COLOR is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def print_error(message: str) -> None:
+    """One red line on stderr."""
+    line = f"error: {' '.join(clean(message).split())}"
+    print(typer.style(line, fg="red") if colour_wanted(sys.stderr) else line, file=sys.stderr)
+
+
+def print_note(message: str) -> None:
+    """One dim line on stderr, so that a pipe gets only text."""
+    line = clean(message)
+    print(typer.style(line, dim=True) if colour_wanted(sys.stderr) else line, file=sys.stderr)
+
+
+def _kind(source: int) -> Kind:
+    if source == TOKEN_SOURCE_DRAFT:
+        return Kind.ACCEPTED
+    return Kind.TARGET if source == TOKEN_SOURCE_TARGET else Kind.PLAIN
+
+
+def _paint(text: str, kind: Kind) -> str:
+    if not text or kind is Kind.PLAIN:
+        return text
+    if kind is Kind.ACCEPTED:
+        return typer.style(text, fg="green")
+    if kind is Kind.TARGET:
+        return typer.style(text, fg="yellow")
+    # A struck-out line break would break the line and show nothing.
+    shown = text.replace("\n", "↵").replace("\t", "→")
+    return typer.style(shown, fg="red", strikethrough=True)

@@ -1,0 +1,205 @@
+"""`draftgate serve`: the whole service, from a model file to streaming tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import draftgate
+from draftgate.cli import options
+from draftgate.errors import DraftgateError, ErrorCode
+
+__all__ = ["serve"]
+
+_DEFAULT_MODEL = "smollm2-135m-instruct-fp8"
+_MIB = 1 << 20
+_ENGINE = "Engine"
+_TRITON = "Triton"
+
+
+class Dtype(StrEnum):
+    """What the engine can compute in."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+def serve(
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the gateway listens; port 0: any free.")
+    ] = options.DEFAULT_SERVER,
+    model_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The checkpoint to serve; with --from, where to prepare it.",
+            show_default=f"models/{_DEFAULT_MODEL} beside the model repository",
+        ),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Prepare the checkpoint from this GGUF file or Hugging Face folder first.",
+            show_default="the packaged model, unless --model-dir is given",
+        ),
+    ] = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Send traces to this OTLP gRPC collector.",
+            show_default="OTEL_EXPORTER_OTLP_ENDPOINT if set",
+        ),
+    ] = None,
+    grace: Annotated[
+        float,
+        typer.Option(min=0.0, metavar="SECONDS", help="How long streams may finish at the end."),
+    ] = 10.0,
+    draft_len: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            rich_help_panel=_ENGINE,
+            help="Draft length of every step; 0 never speculates.",
+            show_default="the engine's",
+        ),
+    ] = None,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(
+            rich_help_panel=_ENGINE, help="What to compute in.", show_default="the engine's"
+        ),
+    ] = None,
+    max_batch_rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            rich_help_panel=_ENGINE,
+            help="Most generations in one step.",
+            show_default="the engine's",
+        ),
+    ] = None,
+    max_sequence_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            rich_help_panel=_ENGINE,
+            help="Longest prompt plus output.",
+            show_default="the model's",
+        ),
+    ] = None,
+    kv_cache_mib: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            rich_help_panel=_ENGINE,
+            help="Memory of the KV cache in MiB.",
+            show_default="the engine's",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, rich_help_panel=_ENGINE, help="CPU threads.", show_default="every core"
+        ),
+    ] = None,
+    model_repository: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            rich_help_panel=_TRITON,
+            help="Triton's model repository.",
+            show_default="model_repository of the checkout",
+        ),
+    ] = None,
+    triton_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            metavar="PORT",
+            rich_help_panel=_TRITON,
+            help="Where Triton listens on 127.0.0.1, for clients that speak its own protocol.",
+            show_default="any free port",
+        ),
+    ] = None,
+) -> None:
+    """Prepare the model once, start Triton and the gateway, and stay up.
+
+    Ctrl-C or SIGTERM lets running streams finish and exits with 0; before the service is ready it
+    exits with 130. A second one ends everything at once.
+    """
+    # Only this command needs the gateway; `draftgate generate` starts faster without it.
+    import uvloop
+
+    from draftgate.cli.lifecycle import ServeConfig, run_until_stopped
+
+    repository = _model_repository(model_repository)
+    source, checkpoint = _checkpoint(source, model_dir, repository)
+    settings = {
+        "draft_len": draft_len,
+        "dtype": None if dtype is None else dtype.value,
+        "max_batch_rows": max_batch_rows,
+        "max_sequence_tokens": max_sequence_tokens,
+        "kv_cache_bytes": None if kv_cache_mib is None else kv_cache_mib * _MIB,
+        "threads": threads,
+    }
+    config = ServeConfig(
+        listen=listen,
+        model_repository=repository,
+        model_dir=checkpoint,
+        source=source,
+        engine_settings={name: value for name, value in settings.items() if value is not None},
+        triton_port=triton_port,
+        otlp_endpoint=otlp_endpoint,
+        grace_s=grace,
+    )
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        raise typer.Exit(runner.run(run_until_stopped(config)))
+
+
+def _model_repository(given: Path | None) -> Path:
+    """Where Triton's models are. Raises DraftgateError(NOT_FOUND) if nowhere."""
+    if given is not None:
+        if not given.is_dir():
+            raise DraftgateError(ErrorCode.NOT_FOUND, f"{given} is no folder: --model-repository")
+        return given
+    assert draftgate.__file__ is not None
+    checkout = Path(draftgate.__file__).parents[2] / "model_repository"
+    if not checkout.is_dir():
+        raise DraftgateError(
+            ErrorCode.NOT_FOUND,
+            f"there is no model repository at {checkout}: install Draftgate from a checkout "
+            "with `pip install -e`, or name the folder with --model-repository",
+        )
+    return checkout
+
+
+def _checkpoint(
+    source: Path | None, model_dir: Path | None, repository: Path
+) -> tuple[Path | None, Path]:
+    """What to prepare, or None to serve a folder as it is; and the folder.
+
+    Raises DraftgateError if one of them is missing.
+    """
+    models = repository.absolute().parent / "models"
+    if source is not None:
+        return source, model_dir or models / f"{source.stem.lower()}-fp8"
+    if model_dir is None:
+        from draftgate.checkpoint import packaged_source
+
+        return packaged_source(), models / _DEFAULT_MODEL
+    if not (model_dir / "config.json").is_file():
+        raise DraftgateError(
+            ErrorCode.NOT_FOUND,
+            f"{model_dir} holds no checkpoint (config.json is missing): prepare one with "
+            f"`draftgate model prepare --from SOURCE --out {model_dir}`",
+        )
+    return None, model_dir

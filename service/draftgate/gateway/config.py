@@ -1,0 +1,44 @@
+"""How the gateway is set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from draftgate.upstream.buffer import BufferLimits
+
+__all__ = ["GatewayConfig"]
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """Everything the gateway needs to know before it starts."""
+
+    triton_target: str
+    """Triton's gRPC address, host:port."""
+    model_name: str
+    """The name under which clients ask for the served model."""
+    listen: str = "127.0.0.1:50051"
+    """Address to serve on, host:port; port 0 takes a free one."""
+    tokenizer_dir: Path | None = None
+    """Folder with the model's tokenizer; without it the text of single tokens is not available."""
+    otlp_endpoint: str | None = None
+    """OTLP gRPC collector, host:port or a URL; None takes OTEL_EXPORTER_OTLP_ENDPOINT if set."""
+    trace_sample_ratio: float = 1.0
+    """Share of requests traced when the caller did not decide; in [0, 1]."""
+    default_max_tokens: int = 256
+    """`max_tokens` of a request that gives none."""
+    max_prompt_bytes: int = 2**20
+    """Longest prompt, or sum of all messages, in UTF-8 bytes."""
+    max_messages: int = 1024
+    """Most messages in one conversation."""
+    stream_limits: BufferLimits = field(default_factory=BufferLimits)
+    """How far the reader of a stream may lag behind before its generation is ended."""
+    write_timeout_s: float = 10.0
+    """How long one event may wait for the reader's transport before the call is ended."""
+    probe_interval_s: float = 1.0
+    """Time between two looks at Triton's readiness."""
+    probe_timeout_s: float = 5.0
+    """How long Triton may take to say whether it is ready."""
+    flush_timeout_s: float = 3.0
+    """How long a drain waits for the last spans to be exported."""

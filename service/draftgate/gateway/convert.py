@@ -1,0 +1,169 @@
+"""Between the public protobuf messages and the domain; nothing else knows both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from draftgate._pb.draftgate.v1 import generation_pb2 as pb
+from draftgate._pb.draftgate.v1 import model_pb2
+from draftgate.contract import DraftSource, FinishReason
+from draftgate.gateway.events import Event, Finished, Started, Token, Tokens
+from draftgate.gateway.validate import GenerationInput
+from draftgate.sampling import SamplingParams
+from draftgate.telemetry.report import GenerationReport
+from draftgate.upstream.types import ChatMessage, EngineDescription
+
+__all__ = ["generation_input", "model_message", "response"]
+
+_FINISH_REASONS: Mapping[str, pb.FinishReason.ValueType] = {
+    FinishReason.EOS: pb.FINISH_REASON_EOS,
+    FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.DEADLINE: pb.FINISH_REASON_DEADLINE,
+    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
+}
+_DRAFT_SOURCES = {
+    DraftSource.NONE: pb.DRAFT_SOURCE_UNSPECIFIED,
+    DraftSource.EAGLE: pb.DRAFT_SOURCE_EAGLE,
+    DraftSource.NGRAM: pb.DRAFT_SOURCE_NGRAM,
+}
+
+
+def generation_input(request: pb.GenerateRequest) -> GenerationInput:
+    """The request as the domain sees it, not checked yet."""
+    return GenerationInput(
+        model=request.model,
+        request_id=request.request_id,
+        prompt=request.prompt if request.HasField("prompt") else None,
+        messages=tuple(ChatMessage(each.role, each.content) for each in request.messages),
+        input_ids=tuple(request.input_ids),
+        resume_len=request.resume_len if request.HasField("resume_len") else None,
+        max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
+        sampling=_sampling(request),
+        return_token_text=request.return_token_text,
+    )
+
+
+def response(event: Event) -> pb.GenerateResponse:
+    """The event as it goes to the client."""
+    if isinstance(event, Tokens):
+        return pb.GenerateResponse(tokens=_chunk(event))
+    if isinstance(event, Started):
+        return pb.GenerateResponse(started=_started(event))
+    return pb.GenerateResponse(finished=_finished(event))
+
+
+def model_message(name: str, engine: EngineDescription) -> model_pb2.Model:
+    """The served model as clients see it."""
+    return model_pb2.Model(
+        name=name,
+        architecture=engine.architecture,
+        quantization=engine.quantization,
+        compute_dtype=engine.compute_dtype,
+        vocab_size=engine.vocab_size,
+        max_sequence_tokens=engine.max_sequence_tokens,
+        eos_token_ids=engine.eos_token_ids,
+        has_chat_template=engine.has_chat_template,
+        drafter=engine.drafter,
+        max_draft_len=engine.max_draft_len,
+        max_batch_rows=engine.max_batch_rows,
+    )
+
+
+def _sampling(request: pb.GenerateRequest) -> SamplingParams:
+    given = request.sampling
+    default = SamplingParams(max_tokens=1)
+    return SamplingParams(
+        max_tokens=default.max_tokens,
+        temperature=given.temperature if given.HasField("temperature") else default.temperature,
+        top_p=given.top_p if given.HasField("top_p") else default.top_p,
+        top_k=given.top_k if given.HasField("top_k") else default.top_k,
+        min_p=given.min_p if given.HasField("min_p") else default.min_p,
+        repetition_penalty=(
+            given.repetition_penalty
+            if given.HasField("repetition_penalty")
+            else default.repetition_penalty
+        ),
+        presence_penalty=(
+            given.presence_penalty
+            if given.HasField("presence_penalty")
+            else default.presence_penalty
+        ),
+        frequency_penalty=(
+            given.frequency_penalty
+            if given.HasField("frequency_penalty")
+            else default.frequency_penalty
+        ),
+        seed=given.seed if given.HasField("seed") else None,
+        stop_token_ids=tuple(given.stop_token_ids),
+        ignore_eos=given.ignore_eos,
+        logprobs=given.logprobs if given.HasField("logprobs") else None,
+        max_draft_len=request.max_draft_len if request.HasField("max_draft_len") else None,
+        return_drafts=request.return_drafts,
+    )
+
+
+def _started(event: Started) -> pb.GenerationStarted:
+    return pb.GenerationStarted(
+        request_id=event.request_id,
+        model=event.model,
+        prompt_tokens=event.prompt.prompt_tokens,
+        cached_tokens=event.prompt.cached_tokens,
+        queue_us=event.prompt.queue_us,
+        prefill_us=event.prompt.prefill_us,
+    )
+
+
+def _chunk(event: Tokens) -> pb.TokenChunk:
+    chunk = pb.TokenChunk(
+        text=event.text,
+        tokens=[_token(token) for token in event.tokens],
+        # Open enum: a reason that this version does not know passes through.
+        gate_reason=pb.GateReason.ValueType(event.gate_reason),
+        batch_rows=event.batch_rows,
+    )
+    for index, step in enumerate(event.verify_steps):
+        message = chunk.verify_steps.add(
+            drafted=step.drafted,
+            accepted=step.accepted,
+            draft_source=_DRAFT_SOURCES[step.source],
+        )
+        texts = event.draft_texts[index] if event.draft_texts else [None] * len(step.drafts)
+        for draft, text in zip(step.drafts, texts, strict=True):
+            message.drafts.add(id=draft, text=text)
+    return chunk
+
+
+def _token(token: Token) -> pb.Token:
+    return pb.Token(
+        id=token.id,
+        text=token.text,
+        source=pb.TOKEN_SOURCE_DRAFT if token.drafted else pb.TOKEN_SOURCE_TARGET,
+        logprob=token.logprob,
+        alternatives=[
+            pb.TokenAlternative(id=each.id, logprob=each.logprob) for each in token.alternatives
+        ],
+    )
+
+
+def _finished(event: Finished) -> pb.GenerationFinished:
+    report = event.report
+    return pb.GenerationFinished(
+        finish_reason=_FINISH_REASONS.get(event.finish_reason, pb.FINISH_REASON_UNSPECIFIED),
+        usage=pb.Usage(
+            prompt_tokens=report.prompt_tokens,
+            output_tokens=report.output_tokens,
+            cached_tokens=report.cached_tokens,
+        ),
+        speculation=_speculation(report),
+    )
+
+
+def _speculation(report: GenerationReport) -> pb.Speculation:
+    return pb.Speculation(
+        verify_steps=report.verify_steps,
+        drafted_tokens=report.drafted_tokens,
+        accepted_tokens=report.accepted_tokens,
+        acceptance_rate=report.acceptance_rate,
+        mean_acceptance_length=report.mean_acceptance_length,
+    )

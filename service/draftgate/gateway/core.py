@@ -1,0 +1,238 @@
+"""Runs generations: domain request in, domain events out. Knows no protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+from draftgate.contract import FinishReason
+from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.gateway.events import Event, Finished, Started, Token, Tokens
+from draftgate.gateway.field_names import in_callers_words
+from draftgate.gateway.token_text import TokenTexts
+from draftgate.gateway.validate import GenerationCall
+from draftgate.telemetry.report import GenerationReport
+from draftgate.telemetry.spans import OK, InferenceSpan, InferenceStart
+from draftgate.telemetry.tracing import Tracing
+from draftgate.text import Tokenizer
+from draftgate.upstream.client import Generation, TritonClient
+from draftgate.upstream.types import (
+    ChatPrompt,
+    Chunk,
+    GenerationRequest,
+    PromptReport,
+    TokenPrompt,
+    VerifyStep,
+)
+
+__all__ = ["GenerationCore"]
+
+# Ends that the caller did not ask for are the status of the call too.
+_FAILED_ENDS: Mapping[str, tuple[ErrorCode, str]] = {
+    FinishReason.DEADLINE: (
+        ErrorCode.DEADLINE_EXCEEDED,
+        "the deadline passed before the generation was complete",
+    ),
+    FinishReason.CANCELLED: (ErrorCode.CANCELLED, "the generation was stopped"),
+}
+
+_NO_PROMPT_REPORT = PromptReport(prompt_tokens=0, cached_tokens=0, queue_us=0, prefill_us=0)
+
+
+class GenerationCore:
+    """All generations of one gateway."""
+
+    def __init__(
+        self,
+        client: TritonClient,
+        tracing: Tracing,
+        *,
+        model_name: str,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self._client = client
+        self._tracing = tracing
+        self._model_name = model_name
+        self._tokenizer = tokenizer
+        self._running: dict[str, Generation] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+
+    @asynccontextmanager
+    async def run(self, call: GenerationCall) -> AsyncIterator[AsyncIterator[Event]]:
+        """The events of one generation, to be used as `async with core.run(call) as events`.
+
+        Leaving early frees the engine's row. Iterating raises DraftgateError for whatever ended the
+        generation, after a `Finished` with what was done if there was anything. Raises
+        DraftgateError(UNAVAILABLE) while draining and DraftgateError(ALREADY_EXISTS) for an id that
+        is running.
+        """
+        request = call.request
+        self._admit(request)
+        generation = self._client.generate(request)
+        span = InferenceSpan(self._tracing.tracer, self._span_start(request, generation.wire_id))
+        report = GenerationReport()
+        deadline_s = _deadline_s(request)
+        code: str = ErrorCode.INTERNAL
+        self._running[request.request_id] = generation
+        self._idle.clear()
+        try:
+            async with (
+                generation.started(span.metadata()),
+                aclosing(self._events(call, generation, span, report)) as events,
+            ):
+                yield events
+            code = OK
+        except DraftgateError as error:
+            code = error.code
+            raise
+        except asyncio.CancelledError:
+            passed = deadline_s is not None and asyncio.get_running_loop().time() >= deadline_s
+            code = ErrorCode.DEADLINE_EXCEEDED if passed else ErrorCode.CANCELLED
+            raise
+        finally:
+            span.end(code, report)
+            del self._running[request.request_id]
+            if not self._running:
+                self._idle.set()
+
+    def drain(self) -> None:
+        """Take no new generations from now on."""
+        self._draining = True
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait for the running generations to end; False if some still run then."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def cut(self) -> None:
+        """End what still runs with UNAVAILABLE."""
+        for generation in self._running.values():
+            generation.abandon(
+                DraftgateError(ErrorCode.UNAVAILABLE, "the server shut down during the generation")
+            )
+
+    def _admit(self, request: GenerationRequest) -> None:
+        if self._draining:
+            raise DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down")
+        if request.request_id in self._running:
+            raise DraftgateError(
+                ErrorCode.ALREADY_EXISTS,
+                f"request_id: a generation {request.request_id!r} is running",
+                field="request_id",
+            )
+
+    def _span_start(self, request: GenerationRequest, wire_id: str) -> InferenceStart:
+        return InferenceStart(
+            operation="chat" if isinstance(request.prompt, ChatPrompt) else "text_completion",
+            model=self._model_name,
+            request_id=request.request_id,
+            upstream_request_id=wire_id,
+            sampling=request.sampling,
+            server=self._client.config.target,
+        )
+
+    async def _events(
+        self,
+        call: GenerationCall,
+        generation: Generation,
+        span: InferenceSpan,
+        report: GenerationReport,
+    ) -> AsyncGenerator[Event, None]:
+        texts = self._token_texts(call)
+        failure: DraftgateError | None = None
+        started = False
+        try:
+            async for chunk in generation:
+                span.chunk()
+                _count(report, chunk)
+                if not started:
+                    started = True
+                    prompt = chunk.prompt or _NO_PROMPT_REPORT
+                    yield Started(call.request.request_id, self._model_name, prompt)
+                if chunk.token_ids or chunk.text:
+                    yield _tokens(chunk, texts)
+        except DraftgateError as error:
+            failure = in_callers_words(error, call.request)
+        else:
+            if report.finish_reason in _FAILED_ENDS:
+                failure = DraftgateError(*_FAILED_ENDS[report.finish_reason])
+        if started:
+            yield Finished(report.finish_reason, report)
+        if failure is not None:
+            raise failure
+
+    def _token_texts(self, call: GenerationCall) -> TokenTexts | None:
+        if not call.return_token_text or self._tokenizer is None:
+            return None
+        request = call.request
+        ids = request.prompt.ids if isinstance(request.prompt, TokenPrompt) else ()
+        return TokenTexts(self._tokenizer, ids[len(ids) - request.resume_len :])
+
+
+def _deadline_s(request: GenerationRequest) -> float | None:
+    if request.deadline_ms is None:
+        return None
+    return asyncio.get_running_loop().time() + request.deadline_ms / 1000
+
+
+def _count(report: GenerationReport, chunk: Chunk) -> None:
+    if chunk.prompt is not None:
+        report.prompt_tokens = chunk.prompt.prompt_tokens
+        report.cached_tokens = chunk.prompt.cached_tokens
+    report.output_tokens += len(chunk.token_ids)
+    report.finish_reason = chunk.finish_reason
+    for step in chunk.steps:
+        report.add_step(step.drafted, step.accepted)
+
+
+def _tokens(chunk: Chunk, texts: TokenTexts | None) -> Tokens:
+    steps = tuple(step for step in chunk.steps if step.drafted)
+    draft_texts = _draft_texts(chunk, texts) if texts else ()
+    token_texts: Sequence[str | None] = [None] * len(chunk.token_ids)
+    if texts:
+        token_texts = texts.tokens(chunk.token_ids, last=bool(chunk.finish_reason))
+    drafted = _drafted_flags(len(chunk.token_ids), chunk.steps)
+    tokens = [
+        Token(
+            id=token,
+            drafted=drafted[index],
+            text=token_texts[index],
+            logprob=chunk.logprobs[index] if chunk.logprobs else None,
+            alternatives=chunk.alternatives[index] if chunk.alternatives else (),
+        )
+        for index, token in enumerate(chunk.token_ids)
+    ]
+    return Tokens(
+        text=chunk.text,
+        tokens=tuple(tokens),
+        verify_steps=steps,
+        draft_texts=draft_texts,
+        gate_reason=chunk.gate_reason,
+        batch_rows=chunk.batch_rows,
+    )
+
+
+def _draft_texts(chunk: Chunk, texts: TokenTexts) -> tuple[tuple[str, ...], ...]:
+    found = []
+    start = 0
+    for step in chunk.steps:
+        if step.drafted:
+            found.append(texts.drafts(step.drafts, before=chunk.token_ids[:start]))
+        start += step.accepted + 1
+    return tuple(found)
+
+
+def _drafted_flags(tokens: int, steps: Sequence[VerifyStep]) -> list[bool]:
+    """For each token whether it was drafted: a step emits what was accepted, then the target's."""
+    flags: list[bool] = []
+    for step in steps:
+        flags += [True] * step.accepted + [False]
+    flags = flags[:tokens]  # The end of the generation may cut the last step's own token.
+    return flags + [False] * (tokens - len(flags))

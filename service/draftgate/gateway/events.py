@@ -1,0 +1,58 @@
+"""What a generation tells its caller, free of wire formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftgate.telemetry.report import GenerationReport
+from draftgate.upstream.types import PromptReport, TokenAlternative, VerifyStep
+
+__all__ = ["Event", "Finished", "Started", "Token", "Tokens"]
+
+
+@dataclass(frozen=True)
+class Started:
+    """The prompt has been read and the first step is done."""
+
+    request_id: str
+    model: str
+    prompt: PromptReport
+
+
+@dataclass(frozen=True)
+class Token:
+    """One emitted token."""
+
+    id: int
+    drafted: bool
+    """Whether it was drafted and accepted; else it is the target's own."""
+    text: str | None = None
+    """The text it completed, if asked for."""
+    logprob: float | None = None
+    alternatives: tuple[TokenAlternative, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """New tokens."""
+
+    text: str
+    tokens: tuple[Token, ...]
+    verify_steps: tuple[VerifyStep, ...]
+    """Steps that drafted something."""
+    draft_texts: tuple[tuple[str, ...], ...]
+    """For each verify step the text of its drafts; empty unless drafts and text were asked for."""
+    gate_reason: int
+    batch_rows: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last event, also of a generation that failed."""
+
+    finish_reason: str
+    """A contract.FinishReason; empty if the generation did not come to its own end."""
+    report: GenerationReport
+
+
+Event = Started | Tokens | Finished

@@ -1,0 +1,62 @@
+"""The address that the gateway listens on, and why it cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import grpc.aio
+
+from draftgate.errors import DraftgateError, ErrorCode
+
+__all__ = ["bind", "check_listen"]
+
+
+def bind(server: grpc.aio.Server, listen: str) -> int:
+    """Let `server` listen on `listen`, host:port; the port it got.
+
+    Raises DraftgateError(FAILED_PRECONDITION) with one line that says what is wrong.
+    """
+    check_listen(listen)
+    try:
+        return server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise _unusable(listen, "the address is not usable") from error
+
+
+def check_listen(listen: str) -> None:
+    """Raise DraftgateError(FAILED_PRECONDITION) if nothing could listen on `listen` now.
+
+    gRPC says why only in its log, cuts ports to 16 bits, and is content with one of the addresses
+    of a name even if the other one is taken.
+    """
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise _unusable(listen, "give host:port with a port from 0 to 65535")
+    try:
+        found = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise _unusable(listen, f"the host is unknown ({error.strerror})") from error
+    problems = [_bind_problem(family, address) for family, _, _, _, address in found]
+    for problem in problems:
+        if problem is not None and problem.errno == errno.EADDRINUSE:
+            message = f"port {port} is in use; stop what uses it or choose another port"
+            raise _unusable(listen, message) from problem
+    first = problems[0]
+    if first is not None and None not in problems:
+        raise _unusable(listen, first.strerror or str(first)) from first
+
+
+def _bind_problem(family: int, address: object) -> OSError | None:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As gRPC does: connections of an earlier server that linger do not count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)  # type: ignore[arg-type]  # as getaddrinfo made it
+    except OSError as error:
+        return error
+    return None
+
+
+def _unusable(listen: str, problem: str) -> DraftgateError:
+    return DraftgateError(ErrorCode.FAILED_PRECONDITION, f"cannot listen on {listen}: {problem}")

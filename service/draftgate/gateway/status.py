@@ -1,0 +1,47 @@
+"""DraftgateError -> gRPC status, in one place."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NoReturn
+
+import grpc.aio
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from draftgate.errors import DraftgateError, ErrorCode
+
+__all__ = ["abort", "to_status"]
+
+ERROR_DOMAIN = "draftgate"
+
+
+def to_status(error: DraftgateError) -> status_pb2.Status:
+    """The status with its details: an ErrorInfo always, a BadRequest if a field is at fault."""
+    status = status_pb2.Status(code=code_pb2.Code.Value(error.code.value), message=error.message)
+    info = error_details_pb2.ErrorInfo(reason=error.code.value, domain=ERROR_DOMAIN)
+    if error.field:
+        info.metadata["field"] = error.field
+    status.details.append(_packed(info))
+    if error.field and error.code is ErrorCode.INVALID_ARGUMENT:
+        bad = error_details_pb2.BadRequest()
+        bad.field_violations.add(field=error.field, description=error.message)
+        status.details.append(_packed(bad))
+    return status
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: DraftgateError) -> NoReturn:
+    """End the call with the error's status."""
+    try:
+        await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    except grpc.aio.AbortError:
+        raise  # That is how it ends.
+    except grpc.aio.BaseError as gone:
+        raise asyncio.CancelledError("the caller has gone") from gone
+
+
+def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed

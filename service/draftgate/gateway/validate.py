@@ -1,0 +1,194 @@
+"""The one place where a generation request is checked, field by field.
+
+Messages name the field as the caller wrote it. Prompts are never shown.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass, replace
+
+from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
+from draftgate.gateway.config import GatewayConfig
+from draftgate.sampling import SamplingParams, check_token_ids
+from draftgate.upstream.types import (
+    ChatMessage,
+    ChatPrompt,
+    EngineDescription,
+    GenerationRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
+
+__all__ = ["GenerationCall", "GenerationInput", "check_generation", "check_model_name"]
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class GenerationInput:
+    """A generation as the caller asked for it, not checked yet."""
+
+    model: str
+    request_id: str
+    prompt: str | None
+    messages: tuple[ChatMessage, ...]
+    input_ids: tuple[int, ...]
+    resume_len: int | None
+    max_tokens: int | None
+    sampling: SamplingParams
+    """Its `max_tokens` has no meaning: the field above has."""
+    return_token_text: bool
+
+
+@dataclass(frozen=True)
+class GenerationCall:
+    """A generation that may run."""
+
+    request: GenerationRequest
+    return_token_text: bool
+
+
+def check_model_name(field: str, name: str, config: GatewayConfig) -> None:
+    """Raises DraftgateError(NOT_FOUND) for a model that is not served."""
+    if name not in ("", config.model_name):
+        shown = name if len(name) <= 80 else name[:77] + "..."
+        raise DraftgateError(
+            ErrorCode.NOT_FOUND,
+            f"{field}: no model {shown!r} here, {config.model_name!r} is served",
+            field=field,
+        )
+
+
+def check_generation(
+    given: GenerationInput,
+    config: GatewayConfig,
+    engine: EngineDescription,
+    *,
+    deadline_ms: int | None,
+) -> GenerationCall:
+    """The call to run.
+
+    Raises DraftgateError(INVALID_ARGUMENT or NOT_FOUND) naming the first field at fault.
+    """
+    check_model_name("model", given.model, config)
+    prompt = _checked_prompt(given, config, engine)
+    max_tokens = _checked_max_tokens(given, config, engine)
+    sampling = replace(given.sampling, max_tokens=max_tokens)
+    if sampling.max_draft_len is not None and sampling.max_draft_len < 0:
+        raise invalid_argument("max_draft_len", sampling.max_draft_len, "an integer from 0")
+    sampling.validate(vocab_size=engine.vocab_size, prefix="sampling.")
+    if given.return_token_text and config.tokenizer_dir is None:
+        raise invalid_argument("return_token_text", True, "false: this server has no tokenizer")
+    request = GenerationRequest(
+        request_id=_checked_request_id(given.request_id),
+        prompt=prompt,
+        sampling=sampling,
+        resume_len=_checked_resume_len(given, max_tokens),
+        deadline_ms=deadline_ms,
+    )
+    return GenerationCall(request, given.return_token_text)
+
+
+def _checked_request_id(request_id: str) -> str:
+    if not request_id:
+        return secrets.token_hex(16)
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise invalid_argument(
+            "request_id", request_id, "1 to 128 letters, digits, dots, colons, dashes, underscores"
+        )
+    return request_id
+
+
+def _checked_prompt(
+    given: GenerationInput, config: GatewayConfig, engine: EngineDescription
+) -> Prompt:
+    found = [
+        name
+        for name, present in (
+            ("prompt", given.prompt is not None),
+            ("messages", bool(given.messages)),
+            ("input_ids", bool(given.input_ids)),
+        )
+        if present
+    ]
+    if len(found) != 1:
+        raise invalid_argument(
+            found[1] if found else "prompt",
+            " and ".join(found) if found else "none of them",
+            "exactly one of prompt, messages and input_ids",
+        )
+    if given.prompt is not None:
+        _check_text("prompt", given.prompt)
+        _check_length("prompt", len(given.prompt.encode()), config)
+        return TextPrompt(given.prompt)
+    if given.messages:
+        _check_messages(given.messages, config, engine)
+        return ChatPrompt(given.messages)
+    longest = engine.max_sequence_tokens - 1
+    if len(given.input_ids) > longest:
+        raise invalid_argument(
+            "input_ids", f"{len(given.input_ids)} ids", f"at most {longest}: one has to be emitted"
+        )
+    check_token_ids("input_ids", given.input_ids, engine.vocab_size)
+    return TokenPrompt(given.input_ids)
+
+
+def _check_messages(
+    messages: tuple[ChatMessage, ...], config: GatewayConfig, engine: EngineDescription
+) -> None:
+    if not engine.has_chat_template:
+        raise invalid_argument(
+            "messages",
+            f"{len(messages)} messages",
+            "prompt or input_ids: the model has no chat template",
+        )
+    if len(messages) > config.max_messages:
+        raise invalid_argument(
+            "messages", f"{len(messages)} messages", f"at most {config.max_messages}"
+        )
+    for index, message in enumerate(messages):
+        if message.role not in _ROLES:
+            raise invalid_argument(f"messages[{index}].role", message.role, ", ".join(_ROLES))
+        _check_text(f"messages[{index}].content", message.content)
+    _check_length("messages", sum(len(each.content.encode()) for each in messages), config)
+
+
+def _check_text(field: str, text: str) -> None:
+    if not text:
+        raise invalid_argument(field, text, "text that is not empty")
+
+
+def _check_length(field: str, length_bytes: int, config: GatewayConfig) -> None:
+    if length_bytes > config.max_prompt_bytes:
+        raise invalid_argument(
+            field, f"{length_bytes} bytes", f"at most {config.max_prompt_bytes} bytes of UTF-8"
+        )
+
+
+def _checked_max_tokens(
+    given: GenerationInput, config: GatewayConfig, engine: EngineDescription
+) -> int:
+    limit = engine.max_sequence_tokens
+    if given.max_tokens is None:
+        return min(config.default_max_tokens, limit)
+    if not 1 <= given.max_tokens <= limit:
+        raise invalid_argument("max_tokens", given.max_tokens, f"an integer from 1 to {limit}")
+    return given.max_tokens
+
+
+def _checked_resume_len(given: GenerationInput, max_tokens: int) -> int:
+    if given.resume_len is None:
+        return 0
+    # What was emitted before counts towards max_tokens, and one token at least must be left.
+    longest = min(len(given.input_ids), max_tokens - 1)
+    if not 0 <= given.resume_len <= longest:
+        raise invalid_argument(
+            "resume_len",
+            given.resume_len,
+            f"an integer from 0 to {longest}: at most the ids given, and fewer than max_tokens",
+        )
+    return given.resume_len

@@ -1,0 +1,181 @@
+"""The spans of a request: a SERVER span for the call, and under it a CLIENT span for the inference.
+
+Spans are ended explicitly, once, with the status of the call. Nothing here holds prompt or output
+text. Where a request is not sampled, no attribute is computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from draftgate.errors import ErrorCode
+from draftgate.sampling import SamplingParams
+from draftgate.telemetry import attributes as names
+from draftgate.telemetry.report import GenerationReport
+
+__all__ = ["OK", "InferenceSpan", "InferenceStart", "ServerSpan"]
+
+OK = "OK"
+
+# The caller's faults and wishes are no errors of the server (semantic conventions for gRPC).
+_SERVER_ERRORS = frozenset(
+    {
+        "UNKNOWN",
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.UNIMPLEMENTED,
+        ErrorCode.INTERNAL,
+        ErrorCode.UNAVAILABLE,
+        "DATA_LOSS",
+    }
+)
+
+_W3C = TraceContextTextMapPropagator()
+
+
+class ServerSpan:
+    """The span of one call to the gateway."""
+
+    def __init__(
+        self, tracer: trace.Tracer, method: str, metadata: Iterable[tuple[str, str | bytes]]
+    ) -> None:
+        """`method` is `package.Service/Method`; `metadata` may carry the caller's trace context."""
+        carrier = {key: value for key, value in metadata if isinstance(value, str)}
+        self._span = tracer.start_span(
+            method,
+            context=_W3C.extract(carrier),
+            kind=trace.SpanKind.SERVER,
+            attributes={names.RPC_SYSTEM_NAME: "grpc", names.RPC_METHOD: method},
+        )
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make it the parent of spans started inside. Not to be held across a generator's yield."""
+        with trace.use_span(
+            self._span,
+            end_on_exit=False,
+            record_exception=False,
+            set_status_on_exception=False,
+        ):
+            yield
+
+    def end(self, code: str) -> None:
+        """End with the name of the call's status."""
+        self._span.set_attribute(names.RPC_STATUS_CODE, code)
+        _end(self._span, code, is_error=code in _SERVER_ERRORS)
+
+
+@dataclass(frozen=True)
+class InferenceStart:
+    """What is known when an inference starts."""
+
+    operation: str
+    """`chat` or `text_completion`."""
+    model: str
+    request_id: str
+    upstream_request_id: str
+    sampling: SamplingParams
+    server: str
+    """Address of the model server, host:port."""
+
+
+class InferenceSpan:
+    """The span of one generation at the model server."""
+
+    def __init__(self, tracer: trace.Tracer, start: InferenceStart) -> None:
+        """The active span becomes its parent."""
+        self._start_s = time.monotonic()
+        self._first_chunk_s: float | None = None
+        self._model = start.model
+        self._span = tracer.start_span(
+            f"{start.operation} {start.model}", kind=trace.SpanKind.CLIENT
+        )
+        if self._span.is_recording():
+            self._span.set_attributes(_start_attributes(start))
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The trace context for the model server; empty unless the request is sampled.
+
+        Triton records whatever comes with a context and ignores its sampled bit.
+        """
+        if not self._span.get_span_context().trace_flags.sampled:
+            return ()
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier, trace.set_span_in_context(self._span))
+        return tuple(carrier.items())
+
+    def chunk(self) -> None:
+        """A chunk came."""
+        if self._first_chunk_s is None:
+            self._first_chunk_s = time.monotonic() - self._start_s
+
+    def end(self, code: str, report: GenerationReport) -> None:
+        """End with the name of the generation's status and what was done up to then."""
+        if self._span.is_recording():
+            self._span.set_attributes(_end_attributes(report))
+            if self._first_chunk_s is not None:
+                self._span.set_attributes(
+                    {
+                        names.GEN_AI_USAGE_INPUT_TOKENS: report.prompt_tokens,
+                        names.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: report.cached_tokens,
+                        names.GEN_AI_RESPONSE_MODEL: self._model,
+                        names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK: self._first_chunk_s,
+                    }
+                )
+        _end(self._span, code, is_error=code != OK)
+
+
+def _end(span: trace.Span, code: str, *, is_error: bool) -> None:
+    if is_error:
+        span.set_attribute(names.ERROR_TYPE, code)
+        span.set_status(trace.StatusCode.ERROR)
+    span.end()
+
+
+def _start_attributes(start: InferenceStart) -> Mapping[str, AttributeValue]:
+    sampling = start.sampling
+    address, _, port = start.server.rpartition(":")
+    found: dict[str, AttributeValue] = {
+        names.GEN_AI_OPERATION_NAME: start.operation,
+        names.GEN_AI_PROVIDER_NAME: "draftgate",
+        names.GEN_AI_REQUEST_MODEL: start.model,
+        names.GEN_AI_REQUEST_STREAM: True,
+        names.GEN_AI_REQUEST_MAX_TOKENS: sampling.max_tokens,
+        names.GEN_AI_REQUEST_TEMPERATURE: sampling.temperature,
+        names.GEN_AI_REQUEST_TOP_P: sampling.top_p,
+        names.GEN_AI_REQUEST_TOP_K: sampling.top_k,
+        names.GEN_AI_REQUEST_PRESENCE_PENALTY: sampling.presence_penalty,
+        names.GEN_AI_REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,
+        names.GEN_AI_RESPONSE_ID: start.request_id,
+        names.UPSTREAM_REQUEST_ID: start.upstream_request_id,
+        names.SERVER_ADDRESS: address,
+    }
+    if port.isdecimal():
+        found[names.SERVER_PORT] = int(port)
+    # Attribute integers are signed 64-bit; a larger seed would make the whole export fail.
+    if sampling.seed is not None and sampling.seed < 2**63:
+        found[names.GEN_AI_REQUEST_SEED] = sampling.seed
+    return found
+
+
+def _end_attributes(report: GenerationReport) -> Mapping[str, AttributeValue]:
+    found: dict[str, AttributeValue] = {
+        names.GEN_AI_USAGE_OUTPUT_TOKENS: report.output_tokens,
+        names.SPEC_NUM_SPEC_STEPS: report.verify_steps,
+        names.SPEC_NUM_DRAFT_TOKENS: report.drafted_tokens,
+        names.SPEC_NUM_ACCEPTED_DRAFT_TOKENS: report.accepted_tokens,
+        names.SPEC_ACCEPTANCE_HISTOGRAM: tuple(report.histogram),
+    }
+    if report.finish_reason:
+        found[names.GEN_AI_RESPONSE_FINISH_REASONS] = (report.finish_reason,)
+    if report.acceptance_rate is not None:
+        found[names.SPEC_DRAFT_ACCEPTANCE_RATE] = report.acceptance_rate
+    if report.mean_acceptance_length is not None:
+        found[names.SPEC_MEAN_ACCEPTANCE_LENGTH] = report.mean_acceptance_length
+    return found

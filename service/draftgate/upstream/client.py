@@ -1,0 +1,244 @@
+"""Async client of one Triton server: one streaming RPC per generation, and the way to end it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+
+from draftgate._pb.inference import grpc_service_pb2 as pb
+from draftgate._pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.upstream import failures, requests, responses
+from draftgate.upstream.buffer import BufferLimits, ChunkBuffer
+from draftgate.upstream.types import Chunk, EngineCounters, EngineDescription, GenerationRequest
+
+__all__ = ["Generation", "TritonClient", "TritonClientConfig"]
+
+_log = logging.getLogger(__name__)
+
+# Triton answers pings more frequent than one in 300 s with GOAWAY, which ends every stream.
+_CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 330_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+@dataclass(frozen=True)
+class TritonClientConfig:
+    """How to speak to one Triton server."""
+
+    target: str
+    """Its gRPC address, host:port."""
+    limits: BufferLimits = field(default_factory=BufferLimits)
+    """How far the consumer of a generation may lag behind."""
+    control_timeout_s: float = 10.0
+    """For a request to the engine's control plane."""
+    stop_timeout_s: float = 2.0
+    """For the engine to acknowledge a stop."""
+    drain_timeout_s: float = 5.0
+    """For the RPC of a generation to end after its last chunk or its stop; then it is cancelled."""
+
+
+class TritonClient:
+    """Needs a running event loop; `close` it from the same one."""
+
+    def __init__(self, config: TritonClientConfig) -> None:
+        self.config = config
+        self._channel = grpc.aio.insecure_channel(config.target, options=_CHANNEL_OPTIONS)
+        self._stub = GRPCInferenceServiceStub(self._channel)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Let stops and drains end within their time limits, then leave."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._channel.close()
+
+    def generate(self, request: GenerationRequest) -> Generation:
+        """A generation, not started yet: `async with client.generate(...).started() as chunks`."""
+        return Generation(self, request)
+
+    async def stop(self, wire_id: str) -> None:
+        """End the generation that runs under `wire_id`; unknown ids do no harm.
+
+        Raises DraftgateError if the engine did not acknowledge it in time.
+        """
+        await self._ask(requests.stop_request(wire_id), self.config.stop_timeout_s)
+
+    async def describe(self) -> EngineDescription:
+        """What the engine serves. Raises DraftgateError."""
+        return EngineDescription.from_json(await self._control("describe"))
+
+    async def counters(self) -> EngineCounters:
+        """The engine's counters. Raises DraftgateError."""
+        return EngineCounters.from_json(await self._control("counters"))
+
+    async def server_ready(self, timeout_s: float) -> bool:
+        """Whether the server says that it is ready. Raises DraftgateError if it cannot say."""
+        try:
+            answer = await self._stub.ServerReady(pb.ServerReadyRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise failures.from_rpc_error(error) from error
+        return answer.ready
+
+    async def model_ready(self, model: str, timeout_s: float) -> bool:
+        """Whether the server says that `model` is ready. Raises DraftgateError if it cannot say."""
+        request = pb.ModelReadyRequest(name=model)
+        try:
+            answer = await self._stub.ModelReady(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise failures.from_rpc_error(error) from error
+        return answer.ready
+
+    async def stream_infer(
+        self, request: pb.ModelInferRequest, metadata: Sequence[tuple[str, str]] = ()
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        """What Triton streams back for one request, to the end of the RPC.
+
+        Failures may stand in the responses. Raises DraftgateError for those of the RPC itself.
+        """
+        call = self._stub.ModelStreamInfer(metadata=metadata)
+        try:
+            await call.write(request)
+            await call.done_writing()
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise failures.from_rpc_error(error) from error
+        finally:
+            call.cancel()  # Without effect once the RPC is over.
+
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run `work` to its end, which `close` waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _control(self, op: str) -> str:
+        request = requests.control_request(f"control-{secrets.token_hex(8)}", op)
+        answers = await self._ask(request, self.config.control_timeout_s)
+        for answer in answers:
+            if responses.has_outputs(answer):
+                return responses.control_result(answer)
+        raise DraftgateError(ErrorCode.INTERNAL, f"the engine did not answer {op!r}")
+
+    async def _ask(
+        self, request: pb.ModelInferRequest, timeout_s: float
+    ) -> list[pb.ModelInferResponse]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                answers = [answer async for answer in self.stream_infer(request)]
+        except TimeoutError as error:
+            raise DraftgateError(
+                ErrorCode.UNAVAILABLE, f"the engine did not answer within {timeout_s:g} s"
+            ) from error
+        for answer in answers:
+            if answer.error_message:
+                raise failures.from_text(answer.error_message)
+        return [answer.infer_response for answer in answers]
+
+
+class Generation:
+    """One generation: `started` is an async context manager, inside it is an iterator of chunks.
+
+    Leaving before the last chunk, for whatever reason, frees the engine's row: an ensemble does
+    not hand a cancelled RPC on to its running step, so the engine is told with a `stop` request.
+    The RPC itself is read to its end, because Triton may crash on an early cancel.
+    """
+
+    def __init__(self, client: TritonClient, request: GenerationRequest) -> None:
+        self._client = client
+        # A caller may use its id again at once, and a late stop must not end the new generation.
+        self.wire_id = f"{request.request_id}-{secrets.token_hex(4)}"
+        self._request = requests.generation_request(request, self.wire_id)
+        self._buffer = ChunkBuffer(client.config.limits)
+        self._leave = asyncio.timeout(None)
+        self._stopping = False
+
+    @asynccontextmanager
+    async def started(self, metadata: Sequence[tuple[str, str]] = ()) -> AsyncIterator[Generation]:
+        """Run it. `metadata` goes with the RPC: the trace context of a sampled request."""
+        self._reading = self._client.spawn(self._read(metadata))
+        try:
+            yield self
+        finally:
+            self.abandon(DraftgateError(ErrorCode.CANCELLED, "the generation was abandoned"))
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        """Raises DraftgateError for whatever ended the generation early."""
+        chunk = await self._buffer.get()
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    def abandon(self, error: DraftgateError) -> None:
+        """End the generation now: the consumer sees `error` next, the engine is told to stop.
+
+        Without effect once the last chunk came.
+        """
+        self._fail(error, at_once=True)
+
+    def _fail(self, error: DraftgateError, *, at_once: bool = False) -> None:
+        self._buffer.fail(error, at_once=at_once)
+        if not self._buffer.finished and not self._stopping:
+            self._stopping = True
+            self._client.spawn(self._stop())
+
+    async def _read(self, metadata: Sequence[tuple[str, str]]) -> None:
+        """Read the RPC to its end; once nobody wants the chunks any more, for a bounded time."""
+        try:
+            async with self._leave:
+                async for response in self._client.stream_infer(self._request, metadata):
+                    self._take(response)
+        except TimeoutError:
+            _log.warning("generation %s: Triton did not end its stream", self.wire_id)
+        except DraftgateError as error:
+            self._fail(error)
+        except Exception:  # noqa: BLE001 - logged with its traceback
+            # Not foreseen, but a consumer that is not told would wait for ever.
+            _log.exception("generation %s: reading it failed", self.wire_id)
+            self._fail(DraftgateError(ErrorCode.INTERNAL, "the gateway failed to read a response"))
+        else:
+            self._fail(responses.broken("the stream ended without a finish reason"))
+
+    def _take(self, response: pb.ModelStreamInferResponse) -> None:
+        if self._buffer.ended:
+            return
+        try:
+            if response.error_message:
+                raise failures.from_text(response.error_message)
+            if responses.has_outputs(response.infer_response):
+                self._buffer.put(responses.parse_chunk(response.infer_response))
+        except DraftgateError as error:
+            self._fail(error)
+        if self._buffer.finished:
+            self._limit_reading()
+
+    async def _stop(self) -> None:
+        try:
+            await self._client.stop(self.wire_id)
+        except DraftgateError as error:
+            _log.warning("generation %s could not be stopped: %s", self.wire_id, error.message)
+        self._limit_reading()
+
+    def _limit_reading(self) -> None:
+        if not self._reading.done():
+            now = asyncio.get_running_loop().time()
+            self._leave.reschedule(now + self._client.config.drain_timeout_s)

@@ -1,0 +1,89 @@
+"""What Triton reports as failed -> DraftgateError.
+
+Triton's streams carry many errors as text alone, and its code UNAVAILABLE stands for things as
+different as a full queue and a wrong access header, so the text decides. It is no contract of
+Triton's: texts that are not listed fall back to the code they came with.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+import grpc.aio
+
+from draftgate.errors import DraftgateError, ErrorCode, from_wire
+
+__all__ = ["from_rpc_error", "from_text"]
+
+_log = logging.getLogger(__name__)
+
+# Substrings, first match wins: an ensemble and log tags put their names in front.
+_TEXTS: tuple[tuple[str, ErrorCode, str], ...] = (
+    ("Exceeds maximum queue size", ErrorCode.RESOURCE_EXHAUSTED, "the model's queue is full"),
+    (
+        "Request timeout expired",
+        ErrorCode.RESOURCE_EXHAUSTED,
+        "the request waited too long in the model's queue",
+    ),
+    ("GRPC server is shutting down", ErrorCode.UNAVAILABLE, "the model server is shutting down"),
+    ("Server exiting", ErrorCode.UNAVAILABLE, "the model server is shutting down"),
+    ("Server not ready", ErrorCode.UNAVAILABLE, "the model server is not ready"),
+    ("is not at ready state", ErrorCode.UNAVAILABLE, "the model is loading or unloading"),
+    ("has no available versions", ErrorCode.UNAVAILABLE, "the model is not loaded"),
+    (
+        "This protocol is restricted, expecting header",
+        ErrorCode.FAILED_PRECONDITION,
+        "the model server refuses the gateway: its access header is missing or wrong",
+    ),
+    ("Request for unknown model", ErrorCode.NOT_FOUND, "the model server has no such model"),
+    (
+        "unexpected inference input",
+        ErrorCode.INTERNAL,
+        "the model server's models do not fit the gateway's tensor contract",
+    ),
+)
+
+_CODES = {
+    grpc.StatusCode.UNAVAILABLE: (ErrorCode.UNAVAILABLE, "the model server cannot be reached"),
+    grpc.StatusCode.CANCELLED: (ErrorCode.UNAVAILABLE, "the model server ended the call"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (
+        ErrorCode.DEADLINE_EXCEEDED,
+        "the model server did not answer in time",
+    ),
+    grpc.StatusCode.UNIMPLEMENTED: (
+        ErrorCode.UNIMPLEMENTED,
+        "the model server does not speak the streaming inference protocol",
+    ),
+}
+
+
+def from_text(text: str) -> DraftgateError:
+    """The error behind an in-band message, INTERNAL if nothing is known about it."""
+    return _known(text) or _unknown(ErrorCode.INTERNAL, "the model server failed", text)
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> DraftgateError:
+    """The error behind a call that ended with a status other than OK."""
+    text = error.details() or ""
+    known = _known(text)
+    if known is not None:
+        return known
+    code, message = _CODES.get(error.code(), (ErrorCode.INTERNAL, "the model server failed"))
+    return _unknown(code, message, f"{error.code().name}: {text}")
+
+
+def _known(text: str) -> DraftgateError | None:
+    own = from_wire(text)
+    if own is not None:
+        return own
+    for fragment, code, message in _TEXTS:
+        if fragment in text:
+            return DraftgateError(code, message)
+    return None
+
+
+def _unknown(code: ErrorCode, message: str, text: str) -> DraftgateError:
+    # The raw text names paths and code of the server: it belongs in the log, not at the client.
+    _log.warning("%s: %s", message, " ".join(text.split())[:300])
+    return DraftgateError(code, message)

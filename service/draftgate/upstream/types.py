@@ -1,0 +1,226 @@
+"""What the gateway asks of the engine and what it gets back, free of wire formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from draftgate.contract import DraftSource
+from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.sampling import SamplingParams
+
+__all__ = [
+    "ChatMessage",
+    "ChatPrompt",
+    "Chunk",
+    "EngineCounters",
+    "EngineDescription",
+    "GenerationRequest",
+    "Prompt",
+    "PromptReport",
+    "TextPrompt",
+    "TokenAlternative",
+    "TokenPrompt",
+    "VerifyStep",
+]
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: str
+    """`system`, `user` or `assistant`."""
+    content: str
+
+
+@dataclass(frozen=True)
+class TextPrompt:
+    """A raw prompt, tokenised as it stands."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation, put through the model's chat template."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True)
+class TokenPrompt:
+    """Token ids, used as they stand."""
+
+    ids: tuple[int, ...]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One generation, already validated."""
+
+    request_id: str
+    """The caller's id; the id on the wire to Triton starts with it and is unique."""
+    prompt: Prompt
+    sampling: SamplingParams
+    resume_len: int = 0
+    """How many trailing ids of a TokenPrompt this generation already emitted elsewhere."""
+    deadline_ms: int | None = None
+    """Milliseconds left for the whole generation; None has no limit."""
+
+
+@dataclass(frozen=True)
+class VerifyStep:
+    """One engine step of a request: what was drafted and how much of it the target accepted."""
+
+    drafted: int
+    accepted: int
+    source: DraftSource
+    drafts: tuple[int, ...] = ()
+    """The drafted ids, if they were asked for."""
+
+
+@dataclass(frozen=True)
+class TokenAlternative:
+    """A likely token at some position."""
+
+    id: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class PromptReport:
+    """What the first chunk says about the prompt."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    queue_us: int
+    prefill_us: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The new tokens of one engine step."""
+
+    index: int
+    """0, 1, 2, ... within the generation."""
+    text: str
+    token_ids: tuple[int, ...]
+    steps: tuple[VerifyStep, ...]
+    """The verify steps behind the tokens; steps that drafted nothing may be among them."""
+    gate_reason: int
+    """A contract.GateReason; numbers that this version does not know pass through."""
+    batch_rows: int
+    finish_reason: str
+    """A contract.FinishReason, empty until the last chunk; others pass through."""
+    logprobs: tuple[float, ...] = ()
+    """One per token, if they were asked for."""
+    alternatives: tuple[tuple[TokenAlternative, ...], ...] = ()
+    """One tuple per token, if they were asked for."""
+    prompt: PromptReport | None = None
+    """On the first chunk only."""
+    size_bytes: int = 0
+    """What the chunk took on the wire."""
+
+
+@dataclass(frozen=True)
+class EngineDescription:
+    """What the engine serves."""
+
+    name: str
+    architecture: str
+    quantization: str
+    compute_dtype: str
+    vocab_size: int
+    max_sequence_tokens: int
+    """Longest prompt plus output, in tokens."""
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    drafter: str
+    """Empty when the engine does not speculate."""
+    max_draft_len: int
+    max_batch_rows: int
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineDescription:
+        """Raises DraftgateError(INTERNAL) for text that is not a description."""
+        fields = _Fields(text, "describe")
+        return cls(
+            name=fields.text("name"),
+            architecture=fields.text("architecture"),
+            quantization=fields.text("quantization"),
+            compute_dtype=fields.text("compute_dtype"),
+            vocab_size=fields.integer("vocab_size"),
+            max_sequence_tokens=fields.integer("max_sequence_tokens"),
+            eos_token_ids=fields.integers("eos_token_ids"),
+            has_chat_template=fields.flag("has_chat_template"),
+            drafter=fields.text("drafter"),
+            max_draft_len=fields.integer("max_draft_len"),
+            max_batch_rows=fields.integer("max_batch_rows"),
+        )
+
+
+@dataclass(frozen=True)
+class EngineCounters:
+    """The engine's running totals and present state."""
+
+    running_rows: int
+    waiting_rows: int
+    steps: int
+    rows_freed_cancelled: int
+    kv_used_blocks: int
+    kv_total_blocks: int
+    emitted_tokens: int
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineCounters:
+        """Raises DraftgateError(INTERNAL) for text that is not a set of counters."""
+        fields = _Fields(text, "counters")
+        return cls(**{name: fields.integer(name) for name in cls.__dataclass_fields__})
+
+
+class _Fields:
+    """Typed reads of a JSON object that the engine sent."""
+
+    def __init__(self, text: str, op: str) -> None:
+        self._op = op
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise self._bad("not JSON") from error
+        if not isinstance(value, dict):
+            raise self._bad("not an object")
+        self._values: Mapping[str, object] = value
+
+    def text(self, name: str) -> str:
+        value = self._values.get(name)
+        if not isinstance(value, str):
+            raise self._bad(f"{name} is not a string")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self._values.get(name)
+        if not isinstance(value, bool):
+            raise self._bad(f"{name} is not a boolean")
+        return value
+
+    def integer(self, name: str) -> int:
+        value = self._values.get(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._bad(f"{name} is not an integer")
+        return value
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        value = self._values.get(name)
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise self._bad(f"{name} is not a list of integers")
+        return tuple(value)
+
+    def _bad(self, problem: str) -> DraftgateError:
+        return DraftgateError(
+            ErrorCode.INTERNAL, f"the engine's answer to {self._op!r} is unusable: {problem}"
+        )

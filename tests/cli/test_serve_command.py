@@ -1,0 +1,247 @@
+"""`draftgate serve` as a program: it starts, it stops, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from draftgate.checkpoint import packaged_source
+from tests.support.footprint import Footprint
+from tests.support.terminal import DRAFTGATE, Terminal, environment, on_terminal, run_in_pipe
+
+pytestmark = pytest.mark.triton
+
+STORY = ["generate", "Tell me a long story.", "--max-tokens", "2000", "--ignore-eos"]
+
+
+@pytest.fixture
+def footprint(tmp_path: Path) -> Footprint:
+    (tmp_path / "tmp").mkdir()
+    return Footprint(tmp_path / "tmp")
+
+
+@contextlib.asynccontextmanager
+async def serving(footprint: Footprint, *options: str) -> AsyncIterator[Terminal]:
+    arguments = ("serve", "--listen", "127.0.0.1:0", *options)
+    async with on_terminal(*arguments, env=footprint.env) as terminal:
+        yield terminal
+
+
+async def address_of(terminal: Terminal) -> str:
+    """Wait until the service is ready; where its gateway listens."""
+    await terminal.sees("Ctrl-C stops")
+    [address] = re.findall(r"gateway on (\S+),", terminal.screen)
+    return str(address)
+
+
+async def runs(footprint: Footprint, program: str) -> None:
+    while program not in footprint.processes().values():
+        await asyncio.sleep(0.02)
+
+
+async def story(address: str) -> asyncio.subprocess.Process:
+    """A client in the middle of a long answer."""
+    client = await asyncio.create_subprocess_exec(
+        *DRAFTGATE, *STORY, "--server", address,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+    assert client.stdout is not None
+    await client.stdout.readexactly(20)
+    return client
+
+
+async def test_it_serves_until_ctrl_c_and_cuts_streams_after_the_grace(
+    footprint: Footprint, checkpoint_dir: Path
+) -> None:
+    async with serving(footprint, "--model-dir", str(checkpoint_dir), "--grace", "0") as terminal:
+        address = await address_of(terminal)
+        assert re.search(r"warming up: .*\n.+\n.*32 tokens · TTFT \d+ ms", terminal.screen)
+        assert "(FP8, bfloat16; drafter ngram, up to 4 a step)" in terminal.screen
+        [shown] = re.findall(r"try: (.+)", terminal.screen)
+        assert shown.endswith(f"--server {address}")
+
+        done = await run_in_pipe(
+            ["generate", "Name a colour.", "--server", address, "--max-tokens", "8"]
+        )
+        assert (done.code, done.out.count("\n")) == (0, 1)
+        assert "8 tokens" in done.err
+
+        client = await story(address)
+        assert "tritonserver" in footprint.processes().values()
+        terminal.type("\x03")
+        assert await terminal.ends() == 0
+        footprint.assert_gone()
+        _, err = await client.communicate()
+    assert client.returncode == 1
+    assert err.decode().splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in terminal.screen + err.decode()
+
+
+async def test_a_second_ctrl_c_waits_for_nobody(footprint: Footprint, checkpoint_dir: Path) -> None:
+    options = ("--model-dir", str(checkpoint_dir), "--grace", "100000")
+    async with serving(footprint, *options) as terminal:
+        client = await story(await address_of(terminal))
+        footprint.processes()
+        terminal.type("\x03")
+        await terminal.sees("once more ends everything at once")
+        terminal.type("\x03")
+        assert await terminal.ends() == 0
+        footprint.assert_gone()
+        await client.communicate()
+    assert client.returncode == 1
+
+
+async def test_ctrl_c_while_triton_is_dead_or_restarting(
+    footprint: Footprint, checkpoint_dir: Path
+) -> None:
+    async with serving(footprint, "--model-dir", str(checkpoint_dir)) as terminal:
+        await address_of(terminal)
+        footprint.kill("tritonserver")
+        await terminal.sees("tritonserver died")
+        await runs(footprint, "tritonserver")
+        terminal.process.terminate()
+        assert await terminal.ends() == 0
+        footprint.assert_gone()
+    assert "Traceback" not in terminal.screen
+
+
+@pytest.mark.parametrize("moment", ["starting Triton", "a model loads", "warming up"])
+async def test_ctrl_c_during_the_start(
+    footprint: Footprint, checkpoint_dir: Path, moment: str
+) -> None:
+    async with serving(footprint, "--model-dir", str(checkpoint_dir)) as terminal:
+        if moment == "a model loads":
+            await runs(footprint, "triton_python_backend_stub")
+        else:
+            await terminal.sees(moment)
+        footprint.processes()
+        terminal.type("\x03")
+        assert await terminal.ends() == 130
+        footprint.assert_gone()
+    assert "ready in" not in terminal.screen
+    assert "Traceback" not in terminal.screen
+
+
+async def test_ctrl_c_during_the_preparation(footprint: Footprint, tmp_path: Path) -> None:
+    out = tmp_path / "models" / "smol"
+    options = ("--from", str(packaged_source()), "--model-dir", str(out))
+    async with serving(footprint, *options) as terminal:
+        await terminal.sees("converting")
+        assert len(footprint.processes()) >= 2
+        terminal.type("\x03")
+        assert await terminal.ends() == 130
+        footprint.assert_gone()
+    assert [path.name for path in out.parent.iterdir()] == [".smol.lock"]
+    assert "Traceback" not in terminal.screen
+
+
+async def test_a_port_in_use_is_one_line(footprint: Footprint, checkpoint_dir: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = await run_in_pipe(
+            ["serve", "--listen", address, "--model-dir", str(checkpoint_dir)], env=footprint.env
+        )
+    assert (done.code, done.out) == (1, "")
+    port = address.rpartition(":")[2]
+    assert done.err == (
+        f"error: cannot listen on {address}: port {port} is in use; "
+        "stop what uses it or choose another port\n"
+    )
+    footprint.assert_gone()
+
+
+@pytest.mark.parametrize("listen", ["50051", "localhost:", "host:port", "127.0.0.1:70000"])
+async def test_an_address_that_is_none_is_one_line(
+    footprint: Footprint, checkpoint_dir: Path, listen: str
+) -> None:
+    done = await run_in_pipe(
+        ["serve", "--listen", listen, "--model-dir", str(checkpoint_dir)], env=footprint.env
+    )
+    assert done.code == 1
+    assert done.err.startswith(f"error: cannot listen on {listen}: ")
+    assert done.err.count("\n") == 1
+
+
+async def test_a_folder_without_checkpoint_is_one_line(
+    footprint: Footprint, tmp_path: Path
+) -> None:
+    done = await run_in_pipe(["serve", "--model-dir", str(tmp_path)], env=footprint.env)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: {tmp_path} holds no checkpoint")
+    assert done.err.count("\n") == 1
+
+
+async def test_a_source_that_is_missing_is_one_line(footprint: Footprint, tmp_path: Path) -> None:
+    done = await run_in_pipe(
+        ["serve", "--listen", "127.0.0.1:0", "--from", str(tmp_path / "none.gguf"),
+         "--model-dir", str(tmp_path / "out")],
+        env=footprint.env,
+    )  # fmt: skip
+    assert (done.code, done.out) == (1, "")
+    errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "none.gguf" in errors[0]
+
+
+async def test_a_damaged_checkpoint_is_one_line(
+    footprint: Footprint, checkpoint_dir: Path, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(checkpoint_dir, damaged)
+    (weights,) = damaged.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    done = await run_in_pipe(
+        ["serve", "--listen", "127.0.0.1:0", "--model-dir", str(damaged)], env=footprint.env
+    )
+    assert done.code == 1
+    errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert weights.name in errors[0]
+    assert "Traceback" not in done.err
+    footprint.assert_gone()
+
+
+async def test_a_setting_out_of_range_is_one_line(
+    footprint: Footprint, checkpoint_dir: Path
+) -> None:
+    done = await run_in_pipe(
+        ["serve", "--listen", "127.0.0.1:0", "--model-dir", str(checkpoint_dir),
+         "--draft-len", "1000"],
+        env=footprint.env,
+    )  # fmt: skip
+    assert done.code == 1
+    assert [line for line in done.err.splitlines() if line.startswith("error: ")] == [
+        "error: draft_len: got 1000, allowed: an integer 0 to 64"
+    ]
+    footprint.assert_gone()
+
+
+async def test_a_full_disk_is_one_line(footprint: Footprint, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    # A mount of its own, gone with the program.
+    private = ("unshare", "--map-root-user", "--mount", "sh", "-c")
+    if subprocess.run([*private, f"mount -t tmpfs tmpfs {small}"], check=False).returncode:
+        pytest.skip("no mount namespaces here")
+    command = [*DRAFTGATE, "serve", "--listen", "127.0.0.1:0"]
+    process = await asyncio.create_subprocess_exec(
+        *private, f'mount -t tmpfs -o size=8m tmpfs {small} && exec "$@"', "-",
+        *command, "--from", str(packaged_source()), "--model-dir", str(small / "out"),
+        stderr=asyncio.subprocess.PIPE, env=environment(footprint.env),
+    )  # fmt: skip
+    _, err = await process.communicate()
+    assert process.returncode == 1
+    errors = [line for line in err.decode().splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "free" in errors[0]
+    footprint.assert_gone()
