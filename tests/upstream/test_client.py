@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
 from draftgate import contract
-from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.errors import DraftgateError, ErrorCode, to_wire
 from draftgate.sampling import SamplingParams
 from draftgate.upstream.client import TritonClient, TritonClientConfig
 from draftgate.upstream.probe import not_ready_reason
@@ -117,6 +118,50 @@ async def test_abandoning_drops_what_waits(upstream: TritonClient, triton: FakeT
         found.abandon(DraftgateError(ErrorCode.UNAVAILABLE, "enough"))
         with pytest.raises(DraftgateError, match="enough"):
             await anext(found)
+
+
+REFUSALS = [
+    Script(in_band_error=to_wire(DraftgateError(ErrorCode.RESOURCE_EXHAUSTED, "full"))),
+    Script(in_band_error="in ensemble 'ensemble', Exceeds maximum queue size"),
+    Script(in_band_error=to_wire(DraftgateError(ErrorCode.INVALID_ARGUMENT, "odd", field="top_k"))),
+    Script(in_band_error="Request for unknown model: 'ensemble' is not found"),
+    Script(
+        status=grpc.StatusCode.UNAVAILABLE, details="This protocol is restricted, expecting header"
+    ),
+    Script(status=grpc.StatusCode.UNIMPLEMENTED),
+]
+BREAKS = [
+    Script(in_band_error="the postprocessing model broke"),
+    Script(in_band_error="Server exiting"),
+    Script(status=grpc.StatusCode.INTERNAL),
+    Script(status=grpc.StatusCode.UNAVAILABLE),
+    Script(no_finish=True),
+]
+
+
+@pytest.mark.parametrize("script", REFUSALS)
+async def test_a_refused_generation_is_not_stopped(
+    upstream: TritonClient, triton: FakeTriton, script: Script
+) -> None:
+    triton.scripts = [script]
+    with pytest.raises(DraftgateError):
+        await chunks(upstream)
+    await upstream.close()
+    assert len(triton.generations) == 1
+    assert triton.stops == []
+
+
+@pytest.mark.parametrize(
+    "script", BREAKS + [replace(each, steps=words("a").steps) for each in REFUSALS]
+)
+async def test_a_generation_that_broke_or_had_begun_is_stopped(
+    upstream: TritonClient, triton: FakeTriton, script: Script
+) -> None:
+    triton.scripts = [script]
+    with pytest.raises(DraftgateError):
+        await chunks(upstream)
+    await upstream.close()
+    assert triton.stops == [triton.generations[0].id]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,19 @@ __all__ = ["Generation", "TritonClient", "TritonClientConfig"]
 
 _log = logging.getLogger(__name__)
 
+# What a request is turned down with. Any other failure, or one behind a chunk, may have left the
+# engine with a running row: the ensemble does not end the engine's step when a later one fails.
+_REFUSALS = frozenset(
+    {
+        ErrorCode.INVALID_ARGUMENT,
+        ErrorCode.NOT_FOUND,
+        ErrorCode.ALREADY_EXISTS,
+        ErrorCode.FAILED_PRECONDITION,
+        ErrorCode.RESOURCE_EXHAUSTED,
+        ErrorCode.UNIMPLEMENTED,
+    }
+)
+
 # Triton answers pings more frequent than one in 300 s with GOAWAY, which ends every stream.
 _CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 330_000),
@@ -157,7 +170,8 @@ class Generation:
 
     Leaving before the last chunk, for whatever reason, frees the engine's row: an ensemble does
     not hand a cancelled RPC on to its running step, so the engine is told with a `stop` request.
-    The RPC itself is read to its end, because Triton may crash on an early cancel.
+    Only a request that was refused has no row. The RPC itself is read to its end, because Triton
+    may crash on an early cancel.
     """
 
     def __init__(self, client: TritonClient, request: GenerationRequest) -> None:
@@ -167,6 +181,9 @@ class Generation:
         self._request = requests.generation_request(request, self.wire_id)
         self._buffer = ChunkBuffer(client.config.limits)
         self._leave = asyncio.timeout(None)
+        self._reading: asyncio.Task[None] | None = None
+        self._began = False
+        self._refused = False
         self._stopping = False
 
     @asynccontextmanager
@@ -197,9 +214,14 @@ class Generation:
 
     def _fail(self, error: DraftgateError, *, at_once: bool = False) -> None:
         self._buffer.fail(error, at_once=at_once)
-        if not self._buffer.finished and not self._stopping:
+        if not (self._buffer.finished or self._refused or self._stopping):
             self._stopping = True
             self._client.spawn(self._stop())
+
+    def _fail_upstream(self, error: DraftgateError) -> None:
+        """Fail with what Triton said, in a response or as the status of the RPC."""
+        self._refused = error.code in _REFUSALS and not self._began
+        self._fail(error)
 
     async def _read(self, metadata: Sequence[tuple[str, str]]) -> None:
         """Read the RPC to its end; once nobody wants the chunks any more, for a bounded time."""
@@ -210,7 +232,7 @@ class Generation:
         except TimeoutError:
             _log.warning("generation %s: Triton did not end its stream", self.wire_id)
         except DraftgateError as error:
-            self._fail(error)
+            self._fail_upstream(error)
         except Exception:  # noqa: BLE001 - logged with its traceback
             # Not foreseen, but a consumer that is not told would wait for ever.
             _log.exception("generation %s: reading it failed", self.wire_id)
@@ -221,14 +243,15 @@ class Generation:
     def _take(self, response: pb.ModelStreamInferResponse) -> None:
         if self._buffer.ended:
             return
-        try:
-            if response.error_message:
-                raise failures.from_text(response.error_message)
-            if responses.has_outputs(response.infer_response):
+        if response.error_message:
+            self._fail_upstream(failures.from_text(response.error_message))
+        elif responses.has_outputs(response.infer_response):
+            self._began = True
+            try:
                 self._buffer.put(responses.parse_chunk(response.infer_response))
-        except DraftgateError as error:
-            self._fail(error)
-        if self._buffer.finished:
+            except DraftgateError as error:
+                self._fail(error)
+        if self._buffer.finished or self._refused:
             self._limit_reading()
 
     async def _stop(self) -> None:
@@ -239,6 +262,6 @@ class Generation:
         self._limit_reading()
 
     def _limit_reading(self) -> None:
-        if not self._reading.done():
+        if self._reading is not None and not self._reading.done():
             now = asyncio.get_running_loop().time()
             self._leave.reschedule(now + self._client.config.drain_timeout_s)
