@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -10,7 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from draftgate import contract
-from draftgate.gateway import Gateway
+from draftgate.gateway import Gateway, readiness
+from draftgate.upstream.client import TritonClient
 from tests.fakes.triton import FakeTriton
 from tests.support.gateway import Client, connected, running_gateway
 
@@ -92,3 +94,37 @@ async def test_the_gateway_may_start_before_triton(triton: FakeTriton) -> None:
         await triton.start(port)
         await client.wait_serving()
         assert (await client.generate(prompt="Hi")).text == "Hello world"
+
+
+@pytest.mark.parametrize("probe", ["not_ready_reason", "describe"])
+async def test_a_probe_that_breaks_is_not_serving_and_goes_on(
+    client: Client,
+    triton: FakeTriton,
+    probe: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    owner: Any = readiness if probe == "not_ready_reason" else TritonClient
+    works = getattr(owner, probe)
+    broken = True
+
+    async def breaks(*arguments: Any) -> Any:
+        if broken:
+            raise RuntimeError("boom")
+        return await works(*arguments)
+
+    if probe == "describe":
+        # It is asked only when Triton became ready.
+        triton.server_ready = False
+        await client.wait_serving(False)
+        triton.server_ready = True
+    monkeypatch.setattr(owner, probe, breaks)
+    while "RuntimeError: boom" not in caplog.text:
+        await asyncio.sleep(0.01)
+    await client.wait_serving(False)
+    outcome = await client.generate(prompt="Hi")
+    assert outcome.code is grpc.StatusCode.UNAVAILABLE
+    assert outcome.message == "the gateway failed to look at the model server"
+    broken = False
+    await client.wait_serving()
+    assert (await client.generate(prompt="Hi")).text == "Hello world"

@@ -53,14 +53,15 @@ class Readiness:
             await asyncio.sleep(self._interval_s)
 
     async def _look(self) -> EngineDescription | None:
-        reason = await not_ready_reason(self._client, self._timeout_s)
-        if reason:
-            self._reason = reason
-            return None
-        if self._engine is not None:
-            return self._engine
         try:
-            return await self._client.describe()
+            reason = await not_ready_reason(self._client, self._timeout_s)
+            if not reason:
+                return self._engine or await self._client.describe()
         except DraftgateError as error:
-            self._reason = error.message
-            return None
+            reason = error.message
+        except Exception:  # noqa: BLE001 - logged with its traceback
+            # Not foreseen, but a watcher that ended would leave its last word standing for ever.
+            _log.exception("looking at the model server failed")
+            reason = "the gateway failed to look at the model server"
+        self._reason = reason
+        return None
