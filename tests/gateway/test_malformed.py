@@ -54,6 +54,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"input_ids": [1] * 512}, "input_ids"),
     # Resuming.
     ({"input_ids": [1, 2], "resume_len": 3}, "resume_len"),
+    ({"input_ids": [1, 2], "resume_len": 2}, "resume_len"),
+    ({"input_ids": [1], "resume_len": 1}, "resume_len"),
     ({"input_ids": [1, 2], "resume_len": -1}, "resume_len"),
     ({"input_ids": [1, 2, 3], "resume_len": 2, "max_tokens": 2}, "resume_len"),
     ({"prompt": "Hi", "resume_len": 1}, "resume_len"),

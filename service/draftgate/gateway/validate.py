@@ -183,12 +183,13 @@ def _checked_max_tokens(
 def _checked_resume_len(given: GenerationInput, max_tokens: int) -> int:
     if given.resume_len is None:
         return 0
-    # What was emitted before counts towards max_tokens, and one token at least must be left.
-    longest = min(len(given.input_ids), max_tokens - 1)
+    # A token of the prompt must remain. What was emitted before counts towards max_tokens, of which
+    # one at least must be left.
+    longest = max(0, min(len(given.input_ids), max_tokens) - 1)
     if not 0 <= given.resume_len <= longest:
         raise invalid_argument(
             "resume_len",
             given.resume_len,
-            f"an integer from 0 to {longest}: at most the ids given, and fewer than max_tokens",
+            f"an integer from 0 to {longest}: fewer than the ids given and max_tokens",
         )
     return given.resume_len

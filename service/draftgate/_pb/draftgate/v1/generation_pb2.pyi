@@ -147,7 +147,9 @@ class GenerateRequest(_message.Message):
     A raw prompt, tokenised as it stands.
     """
     resume_len: _builtins.int
-    """How many trailing `input_ids` were already emitted by an earlier run of this generation."""
+    """How many trailing `input_ids` were already emitted by an earlier run of this generation. Fewer
+    than all: one token of the prompt at least stands before them. They count towards `max_tokens`.
+    """
     max_tokens: _builtins.int
     """Upper bound on emitted tokens; absent takes the server's default."""
     max_draft_len: _builtins.int
