@@ -17,6 +17,7 @@ import pytest
 
 import draftgate
 from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.upstream.triton_process import HealthLimits, TritonProcess
 from draftgate.upstream.tritonserver import ServerState, TritonServer
 from tests.support.infer import InferError, infer
 
@@ -147,6 +148,81 @@ async def test_survives_the_death_of_its_guardian(
     await restarted(server)
     assert await echo(server, 6) == [6]
     traces.assert_gone(within_s=30.0)
+
+
+async def test_one_that_hangs_is_replaced(
+    make_repository: MakeRepository, make_server: MakeServer, traces_of: TracesOf
+) -> None:
+    health = HealthLimits(interval_s=0.1, timeout_s=1.0, misses=2)
+    server = make_server(make_repository(), health=health)
+    await server.start()
+    traces = traces_of(server.process_group)
+    os.kill(traces.pid_of("tritonserver"), signal.SIGSTOP)
+    await restarted(server)
+    assert server.last_error is not None
+    assert server.last_error.message == "tritonserver hangs: 2 health checks in a row failed"
+    assert await echo(server, 7) == [7]
+    traces.assert_gone()
+
+
+async def test_one_that_only_paused_is_left_alone(
+    make_repository: MakeRepository, make_server: MakeServer, traces_of: TracesOf
+) -> None:
+    """Failed health checks count only in a row."""
+    health = HealthLimits(interval_s=0.05, timeout_s=0.5, misses=3)
+    server = make_server(make_repository(), health=health)
+    await server.start()
+    pid = traces_of(server.process_group).pid_of("tritonserver")
+    for _ in range(4):
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(0.7)
+        os.kill(pid, signal.SIGCONT)
+        assert await echo(server, 8) == [8]
+        await asyncio.sleep(0.3)
+    assert (server.state, server.restarts, server.last_error) == (ServerState.READY, 0, None)
+
+
+async def test_keeps_trying_when_a_restart_breaks(
+    make_repository: MakeRepository,
+    make_server: MakeServer,
+    traces_of: TracesOf,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever goes wrong in a try, also what nobody foresaw: the next one is made."""
+    server = make_server(make_repository())
+    await server.start()
+    ready = TritonProcess.ready
+    broken: list[TritonProcess] = []
+
+    async def breaks(process: TritonProcess, *arguments: Any) -> None:
+        if len(broken) < 2:
+            broken.append(process)
+            raise RuntimeError("not foreseen")
+        await ready(process, *arguments)
+
+    monkeypatch.setattr(TritonProcess, "ready", breaks)
+    os.kill(traces_of(server.process_group).pid_of("tritonserver"), signal.SIGKILL)
+    await restarted(server)
+    assert server.restarts == 1
+    assert caplog.text.count("RuntimeError: not foreseen") == 2
+    assert await echo(server, 9) == [9]
+    for process in broken:
+        assert not Path(f"/proc/{process.pid}").exists()
+
+
+async def test_a_start_that_breaks_is_told(
+    make_repository: MakeRepository, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def breaks(*arguments: Any) -> None:
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(TritonProcess, "ready", breaks)
+    server = make_server(make_repository())
+    with pytest.raises(DraftgateError, match="RuntimeError: not foreseen") as caught:
+        await server.start()
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert server.state is ServerState.FAILED
 
 
 async def test_stop_during_start(

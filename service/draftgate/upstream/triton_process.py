@@ -11,7 +11,9 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
@@ -23,7 +25,7 @@ from draftgate.upstream import guardian
 from draftgate.upstream.triton_install import Installation, lay_out, server_environment
 from draftgate.upstream.triton_log import SERVING_LINE, TritonLog
 
-__all__ = ["TritonProcess"]
+__all__ = ["HealthLimits", "TritonProcess"]
 
 _CHANNEL_OPTIONS = (("grpc.enable_http_proxy", 0),)
 _PROBE_INTERVAL_S = 0.05
@@ -31,6 +33,18 @@ _PROBE_TIMEOUT_S = 10.0
 
 _GUARDIAN_MARGIN_S = 15.0
 """What the guardian may need beyond the grace: killed processes may take 10 s to disappear."""
+
+
+@dataclass(frozen=True)
+class HealthLimits:
+    """When a server that runs counts as hung."""
+
+    interval_s: float = 5.0
+    """The pause before each health check."""
+    timeout_s: float = 5.0
+    """How long the answer to one may take."""
+    misses: int = 3
+    """How many in a row have to fail."""
 
 
 class TritonProcess:
@@ -111,29 +125,24 @@ class TritonProcess:
         Raises DraftgateError: what the log says if the server ends first, DEADLINE_EXCEEDED if
         `timeout_s` passes.
         """
-        probing = asyncio.create_task(self._probe(target))
-        ending = asyncio.create_task(self._process.wait())
-        try:
-            done, _ = await asyncio.wait(
-                {probing, ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            for task in (probing, ending):
-                task.cancel()
-            await asyncio.wait({probing, ending})
-        if ending in done:
-            raise await self.failure()
-        if probing not in done:
+        if not await self._before_it_ends(self._serves(target), timeout_s):
             raise DraftgateError(
                 ErrorCode.DEADLINE_EXCEEDED,
                 f"tritonserver was not ready after {timeout_s:g} s; its last line: "
                 + next((line for line in reversed(self._log.lines) if line.strip()), "none"),
             )
-        probing.result()
 
-    async def failure(self) -> DraftgateError:
-        """Wait until the server has ended by itself; why it did."""
-        return self._log.failure(exit_status=await self._ended())
+    async def watch(self, target: str, health: HealthLimits) -> DraftgateError:
+        """Wait until the server, which was ready, has ended by itself or hangs; why, in one line.
+        One that hangs is still to be ended."""
+        try:
+            await self._before_it_ends(self._hangs(target, health), timeout_s=None)
+        except DraftgateError as error:
+            return error
+        return DraftgateError(
+            ErrorCode.UNAVAILABLE,
+            f"tritonserver hangs: {health.misses} health checks in a row failed",
+        )
 
     async def end(self) -> None:
         """Let requests in flight finish within the grace, then leave no process and no shared
@@ -166,20 +175,54 @@ class TritonProcess:
                 if SERVING_LINE in line:
                     self._serving.set()
 
-    async def _probe(self, target: str) -> None:
+    async def _before_it_ends(
+        self, work: Coroutine[None, None, None], timeout_s: float | None
+    ) -> bool:
+        """Whether `work` was done within `timeout_s`; raises what it raised, and DraftgateError,
+        what the log says, if the server ends first."""
+        working = asyncio.create_task(work)
+        ending = asyncio.create_task(self._process.wait())
+        try:
+            done, _ = await asyncio.wait(
+                {working, ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for task in (working, ending):
+                task.cancel()
+            await asyncio.wait({working, ending})
+        if ending in done:
+            raise self._log.failure(exit_status=await self._ended())
+        if working in done:
+            working.result()
+        return working in done
+
+    async def _serves(self, target: str) -> None:
+        """Wait until the server says that it serves."""
         # Not before the log says so: until then, whatever answers there is another server.
         await self._serving.wait()
-        async with grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS) as channel:
-            stub = HealthStub(channel)
-            while True:
-                try:
-                    answer = await stub.Check(HealthCheckRequest(), timeout=_PROBE_TIMEOUT_S)
-                    if answer.status == HealthCheckResponse.SERVING:
-                        return
-                except grpc.aio.AioRpcError as error:
-                    if error.code() not in (
-                        grpc.StatusCode.UNAVAILABLE,
-                        grpc.StatusCode.DEADLINE_EXCEEDED,
-                    ):
-                        raise
+        async with _health_stub(target) as stub:
+            while not await _says_serving(stub, _PROBE_TIMEOUT_S):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(_PROBE_INTERVAL_S)
+
+    async def _hangs(self, target: str, health: HealthLimits) -> None:
+        """Wait until the server failed so many health checks in a row."""
+        misses = 0
+        async with _health_stub(target) as stub:
+            while misses < health.misses:
+                await asyncio.sleep(health.interval_s)
+                misses = 0 if await _says_serving(stub, health.timeout_s) else misses + 1
+
+
+@asynccontextmanager
+async def _health_stub(target: str) -> AsyncIterator[HealthStub]:
+    async with grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS) as channel:
+        yield HealthStub(channel)
+
+
+async def _says_serving(stub: HealthStub, timeout_s: float) -> bool:
+    try:
+        answer = await stub.Check(HealthCheckRequest(), timeout=timeout_s)
+    except grpc.aio.AioRpcError:
+        # Whatever the status: it did not say so.
+        return False
+    return bool(answer.status == HealthCheckResponse.SERVING)

@@ -16,7 +16,7 @@ from typing import Any
 from draftgate.backend.environment import ENGINE_SETTINGS, MODEL_DIR
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.upstream.triton_install import Installation, find_installation
-from draftgate.upstream.triton_process import TritonProcess
+from draftgate.upstream.triton_process import HealthLimits, TritonProcess
 
 __all__ = ["ServerState", "TritonServer", "TritonServerConfig"]
 
@@ -44,6 +44,8 @@ class TritonServerConfig:
     """How long a start may take, loading the models included."""
     exit_timeout_s: int = 10
     """How long requests in flight may run on when the server is stopped."""
+    health: HealthLimits = field(default_factory=HealthLimits)
+    """When a server that does not die counts as hung, and is restarted."""
     min_backoff_s: float = 0.5
     """The pause before the first restart; it doubles with every failure in a row."""
     max_backoff_s: float = 30.0
@@ -59,14 +61,14 @@ class ServerState(StrEnum):
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
-    """It died and is being started again, or waits for the next try."""
+    """It died or hung and is being started again, or waits for the next try."""
     STOPPING = "stopping"
     FAILED = "failed"
-    """It did not start."""
+    """It did not start, or is not kept running any more."""
 
 
 class TritonServer:
-    """Runs tritonserver and restarts it when it, or the process of one of its models, dies.
+    """Runs tritonserver; restarts it when it hangs or when it or the process of a model dies.
 
     Use it from one event loop. After `stop` it may be started again.
     """
@@ -95,7 +97,7 @@ class TritonServer:
 
     @property
     def last_error(self) -> DraftgateError | None:
-        """Why it last failed to start, or died."""
+        """Why it last failed to start, died or hung."""
         return self._last_error
 
     @property
@@ -132,7 +134,7 @@ class TritonServer:
             raise RuntimeError("the server was started already")
         self._enter(ServerState.STARTING)
         self._last_error = None
-        supervision = self._supervision = asyncio.create_task(self._supervise())
+        self._supervision = asyncio.create_task(self._supervise())
         try:
             state = await self.wait_for(ServerState.READY, ServerState.FAILED, ServerState.STOPPED)
         except asyncio.CancelledError:
@@ -140,7 +142,8 @@ class TritonServer:
             raise
         if state is ServerState.FAILED:
             self._supervision = None
-            await supervision
+            assert self._last_error is not None
+            raise self._last_error
         if state is ServerState.STOPPED:
             raise DraftgateError(ErrorCode.CANCELLED, "the server was stopped while it started")
 
@@ -148,7 +151,7 @@ class TritonServer:
         """Stop the server, whatever it is doing, and return when nothing of it is left: no process
         and no shared memory. Requests in flight may finish within `exit_timeout_s`."""
         supervision, self._supervision = self._supervision, None
-        if supervision is None:
+        if supervision is None or self._state is ServerState.FAILED:
             if self._state is ServerState.STOPPING:
                 await self.wait_for(ServerState.STOPPED)
             return
@@ -172,30 +175,33 @@ class TritonServer:
             raise
         except DraftgateError as error:
             self._last_error = error
-            raise
+        except Exception as error:  # noqa: BLE001 - logged with its traceback, told by the state
+            _LOG.exception("keeping tritonserver running failed")
+            self._last_error = _unforeseen(error)
         finally:
-            if self._process is not None:
-                await self._process.end()
-            self._enter(outcome)
+            try:
+                if self._process is not None:
+                    await self._process.end()
+            finally:
+                self._enter(outcome)
 
     async def _keep_running(self, installation: Installation) -> None:
         failures = 0
         while True:
             ready_since = time.monotonic()
-            await self._death()
+            assert self._process is not None
+            self._last_error = await self._process.watch(self.grpc_target, self._config.health)
+            _LOG.error("restarting tritonserver: %s", self._last_error)
+            self._enter(ServerState.RESTARTING)
             if time.monotonic() - ready_since >= self._config.stable_s:
                 failures = 0
-            self._enter(ServerState.RESTARTING)
+            # Dead or not: it may hang.
+            await self._process.end()
             while not await self._relaunch(installation, failures):
                 failures += 1
             failures += 1
             self._restarts += 1
             self._enter(ServerState.READY)
-
-    async def _death(self) -> None:
-        assert self._process is not None
-        self._last_error = await self._process.failure()
-        _LOG.error("tritonserver died: %s", self._last_error)
 
     async def _relaunch(self, installation: Installation, failures: int) -> bool:
         # The exponent is bounded so that the power stays a number.
@@ -206,6 +212,11 @@ class TritonServer:
         except DraftgateError as error:
             self._last_error = error
             _LOG.error("tritonserver did not start again: %s", error)
+            return False
+        except Exception as error:  # noqa: BLE001 - logged with its traceback
+            # Not foreseen, but the next try may go well, and nobody else would make it.
+            self._last_error = _unforeseen(error)
+            _LOG.exception("tritonserver did not start again")
             return False
         _LOG.warning("tritonserver was started again")
         return True
@@ -228,7 +239,7 @@ class TritonServer:
             raise
         try:
             await self._process.ready(self.grpc_target, self._config.start_timeout_s)
-        except DraftgateError:
+        except Exception:
             await self._process.end()
             raise
 
@@ -270,3 +281,7 @@ class TritonServer:
         self._state = state
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _unforeseen(error: Exception) -> DraftgateError:
+    return DraftgateError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
