@@ -8,7 +8,8 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,22 @@ from tests.support.footprint import Footprint
 from tests.support.terminal import DRAFTGATE, Terminal, environment, on_terminal, run_in_pipe
 
 pytestmark = pytest.mark.triton
+
+# A draftgate whose supervision breaks, with a message that would paint the terminal.
+BROKEN_SUPERVISION = """
+from draftgate.cli import main
+from draftgate.upstream.triton_process import TritonProcess
+
+watches = TritonProcess.watch
+
+async def watch(*arguments):
+    if not {at_once}:
+        await watches(*arguments)
+    raise RuntimeError("\\x1b[41m\\x9b5mboom")
+
+TritonProcess.watch = watch
+main()
+"""
 
 STORY = ["generate", "Tell me a long story.", "--max-tokens", "2000", "--ignore-eos"]
 
@@ -29,9 +46,11 @@ def footprint(tmp_path: Path) -> Footprint:
 
 
 @contextlib.asynccontextmanager
-async def serving(footprint: Footprint, *options: str) -> AsyncIterator[Terminal]:
+async def serving(
+    footprint: Footprint, *options: str, program: Sequence[str] = DRAFTGATE
+) -> AsyncIterator[Terminal]:
     arguments = ("serve", "--listen", "127.0.0.1:0", *options)
-    async with on_terminal(*arguments, env=footprint.env) as terminal:
+    async with on_terminal(*arguments, env=footprint.env, program=program) as terminal:
         yield terminal
 
 
@@ -69,7 +88,16 @@ async def test_it_serves_until_ctrl_c_and_cuts_streams_after_the_grace(
         assert shown.endswith(f"--server {address}")
 
         done = await run_in_pipe(
-            ["generate", "Name a colour.", "--server", address, "--max-tokens", "8"]
+            [
+                "generate",
+                "Name a colour.",
+                "--server",
+                address,
+                "--max-tokens",
+                "8",
+                "--temperature",
+                "0",
+            ]
         )
         assert (done.code, done.out.count("\n")) == (0, 1)
         assert "8 tokens" in done.err
@@ -105,12 +133,35 @@ async def test_ctrl_c_while_triton_is_dead_or_restarting(
     async with serving(footprint, "--model-dir", str(checkpoint_dir)) as terminal:
         await address_of(terminal)
         footprint.kill("tritonserver")
-        await terminal.sees("tritonserver died")
+        await terminal.sees("restarting tritonserver")
         await runs(footprint, "tritonserver")
         terminal.process.terminate()
         assert await terminal.ends() == 0
         footprint.assert_gone()
     assert "Traceback" not in terminal.screen
+
+
+@pytest.mark.parametrize("moment", ["before it is ready", "while it serves"])
+async def test_it_ends_with_one_line_when_nobody_restarts_triton_any_more(
+    footprint: Footprint, checkpoint_dir: Path, moment: str
+) -> None:
+    at_once = moment == "before it is ready"
+    program = (sys.executable, "-c", BROKEN_SUPERVISION.format(at_once=at_once))
+    options = ("--model-dir", str(checkpoint_dir))
+    async with serving(footprint, *options, program=program) as terminal:
+        if not at_once:
+            await address_of(terminal)
+            footprint.kill("tritonserver")
+        assert await terminal.ends() == 1
+        footprint.assert_gone()
+    log = terminal.screen
+    assert ("ready in" in log) is not at_once
+    assert "ERROR draftgate.upstream.tritonserver: keeping tritonserver running failed" in log
+    assert "RuntimeError: [41m5mboom" in log
+    assert "\x9b" not in log
+    errors = [line for line in log.splitlines() if "error: " in line]
+    assert len(errors) == 1
+    assert "Triton is not kept running any more: RuntimeError: [41m5mboom" in errors[0]
 
 
 @pytest.mark.parametrize("moment", ["starting Triton", "a model loads", "warming up"])

@@ -117,16 +117,19 @@ class Terminal:
 
 @contextlib.asynccontextmanager
 async def on_terminal(
-    *arguments: str, env: Mapping[str, str] | None = None
+    *arguments: str, env: Mapping[str, str] | None = None, program: Sequence[str] = DRAFTGATE
 ) -> AsyncIterator[Terminal]:
-    """Run `draftgate ARGUMENTS` with a terminal as its input, output and controlling terminal."""
+    """Run `draftgate ARGUMENTS` with a terminal as its input, output and controlling terminal.
+
+    `program` takes the place of `draftgate`.
+    """
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
     os.set_blocking(master, False)
     # The first terminal that a session's leader opens becomes its controlling terminal.
     take_terminal = 'exec 0<>"$0" 1>&0 2>&0; exec "$@"'
     process = await asyncio.create_subprocess_exec(
-        "sh", "-c", take_terminal, os.ttyname(slave), *DRAFTGATE, *arguments,
+        "sh", "-c", take_terminal, os.ttyname(slave), *program, *arguments,
         stdin=asyncio.subprocess.DEVNULL, env=environment(env), start_new_session=True,
     )  # fmt: skip
     terminal = Terminal(process, master, slave)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest
 from draftgate._pb.draftgate.v1.model_pb2 import Model
@@ -24,10 +25,11 @@ from draftgate.cli.client import GatewayClient
 from draftgate.cli.options import DEFAULT_SERVER
 from draftgate.cli.preparation import Preparation
 from draftgate.cli.render import Renderer
+from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.listen import check_listen
 from draftgate.gateway.server import Gateway
-from draftgate.upstream.tritonserver import TritonServer, TritonServerConfig
+from draftgate.upstream.tritonserver import ServerState, TritonServer, TritonServerConfig
 
 __all__ = ["ServeConfig", "run_until_stopped"]
 
@@ -65,18 +67,17 @@ class ServeConfig:
 async def run_until_stopped(config: ServeConfig) -> int:
     """Serve until SIGINT, SIGTERM or SIGHUP; returns the exit code.
 
-    Raises DraftgateError when the service cannot start.
+    Raises DraftgateError when the service cannot start, or when Triton is lost for good.
     """
     stop = _Stop()
     with stop.on_signals():
         service = _Service(config, stop)
-        job = asyncio.create_task(service.start())
+        job = asyncio.create_task(service.run())
         requested = asyncio.create_task(stop.requested.wait())
         try:
             await asyncio.wait({job, requested}, return_when=asyncio.FIRST_COMPLETED)
             if job.done():
                 job.result()
-                await requested
             _say("stopping; once more ends everything at once")
             job.cancel()
             await asyncio.wait({job})
@@ -121,8 +122,11 @@ class _Service:
         self._gateway: Gateway | None = None
         self.ready = False
 
-    async def start(self) -> None:
-        """Start every part and show that they work together."""
+    async def run(self) -> NoReturn:
+        """Start every part, show that they work together, and stay.
+
+        Raises DraftgateError if a part cannot start, or nobody restarts Triton any more.
+        """
         config = self._config
         began_s = time.monotonic()
         check_listen(config.listen)
@@ -138,9 +142,27 @@ class _Service:
             )
         )
         await self._start_triton(self._triton)
+        lost = asyncio.create_task(self._triton.wait_for(ServerState.FAILED))
+        serving = asyncio.create_task(self._serve(self._triton, began_s))
+        try:
+            await asyncio.wait({serving, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+                await lost
+        finally:
+            lost.cancel()
+            serving.cancel()
+            await asyncio.wait({lost, serving})
+        raise DraftgateError(
+            ErrorCode.UNAVAILABLE, f"Triton is not kept running any more: {self._triton.last_error}"
+        )
+
+    async def _serve(self, triton: TritonServer, began_s: float) -> None:
+        """Start the gateway and show that everything works together."""
+        config = self._config
         gateway = Gateway(
             GatewayConfig(
-                triton_target=self._triton.grpc_target,
+                triton_target=triton.grpc_target,
                 model_name=config.model_dir.resolve().name,
                 listen=config.listen,
                 tokenizer_dir=config.model_dir,
@@ -155,7 +177,7 @@ class _Service:
             model = await client.model(timeout_s=_WARM_UP_TIMEOUT_S)
             await _warm_up(client, model)
         self.ready = True
-        _announce(model, address, self._triton.grpc_target, time.monotonic() - began_s)
+        _announce(model, address, triton.grpc_target, time.monotonic() - began_s)
 
     async def shut_down(self) -> None:
         """Stop every part that was started: running streams may finish first, unless forced."""

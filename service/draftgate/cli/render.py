@@ -6,6 +6,7 @@ answer the terminal's own queries. On a terminal they are taken out; in a pipe t
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from enum import Enum
@@ -21,6 +22,7 @@ from draftgate._pb.draftgate.v1.generation_pb2 import (
 
 __all__ = [
     "Kind",
+    "LogFormatter",
     "ReaderGoneError",
     "Renderer",
     "clean",
@@ -46,6 +48,16 @@ class Kind(Enum):
     ACCEPTED = "accepted draft"
     REJECTED = "rejected draft"
     TARGET = "the target's own"
+
+
+class LogFormatter(logging.Formatter):
+    """Log records for a terminal: what they quote is as untrusted as a model's text."""
+
+    def __init__(self) -> None:
+        super().__init__("%(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return clean(super().format(record))
 
 
 class Renderer:

@@ -12,6 +12,7 @@ import typer
 
 import draftgate
 from draftgate.cli import options
+from draftgate.cli.render import LogFormatter
 from draftgate.errors import DraftgateError, ErrorCode
 
 __all__ = ["serve"]
@@ -160,7 +161,9 @@ def serve(
         otlp_endpoint=otlp_endpoint,
         grace_s=grace,
     )
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log = logging.StreamHandler()
+    log.setFormatter(LogFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[log])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         raise typer.Exit(runner.run(run_until_stopped(config)))
 
