@@ -25,7 +25,7 @@ ALLOWED = {
     # What Triton's Python backend runs.
     "backend": EVERYONE | {"engine", "text"},
     # `backend` for the names of the variables through which it configures the models.
-    "upstream": EVERYONE | {"_pb", "backend"},
+    "upstream": EVERYONE | {"_pb", "backend", "text"},
     "gateway": EVERYONE | {"_pb", "upstream", "telemetry", "text"},
     "cli": EVERYONE | {"_pb", "gateway", "upstream", "engine", "checkpoint"},
 }

@@ -37,25 +37,28 @@ async def test_the_server_chooses_an_id(client: Client, triton: FakeTriton) -> N
 
 
 async def test_every_parameter_reaches_triton(client: Client, triton: FakeTriton) -> None:
+    sampling = pb.SamplingParameters(
+        temperature=0.5,
+        top_p=0.25,
+        top_k=40,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.75,
+        seed=2**64 - 1,
+        stop_token_ids=[3, 4],
+        ignore_eos=True,
+        logprobs=5,
+    )
+    named = {field.name for field, _ in sampling.ListFields()}
+    assert named == set(pb.SamplingParameters.DESCRIPTOR.fields_by_name)
     await client.generate(
         input_ids=[5, 6, 7, 8],
         resume_len=2,
         max_tokens=17,
         max_draft_len=3,
         return_drafts=True,
-        sampling=pb.SamplingParameters(
-            temperature=0.5,
-            top_p=0.25,
-            top_k=40,
-            min_p=0.125,
-            repetition_penalty=1.5,
-            presence_penalty=-0.5,
-            frequency_penalty=0.75,
-            seed=2**64 - 1,
-            stop_token_ids=[3, 4],
-            ignore_eos=True,
-            logprobs=5,
-        ),
+        sampling=sampling,
     )
     assert triton.generations[0].tensors == {
         "input_ids": [5, 6, 7, 8],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate._pb.draftgate.v1 import model_pb2
@@ -11,7 +12,8 @@ from draftgate.gateway.events import Event, Finished, Started, Token, Tokens
 from draftgate.gateway.validate import GenerationInput
 from draftgate.sampling import SamplingParams
 from draftgate.telemetry.report import GenerationReport
-from draftgate.upstream.types import ChatMessage, EngineDescription
+from draftgate.text import Message
+from draftgate.upstream.types import EngineDescription
 
 __all__ = ["generation_input", "model_message", "response"]
 
@@ -35,7 +37,7 @@ def generation_input(request: pb.GenerateRequest) -> GenerationInput:
         model=request.model,
         request_id=request.request_id,
         prompt=request.prompt if request.HasField("prompt") else None,
-        messages=tuple(ChatMessage(each.role, each.content) for each in request.messages),
+        messages=tuple(Message(each.role, each.content) for each in request.messages),
         input_ids=tuple(request.input_ids),
         resume_len=request.resume_len if request.HasField("resume_len") else None,
         max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
@@ -71,36 +73,12 @@ def model_message(name: str, engine: EngineDescription) -> model_pb2.Model:
 
 
 def _sampling(request: pb.GenerateRequest) -> SamplingParams:
-    given = request.sampling
-    default = SamplingParams(max_tokens=1)
-    return SamplingParams(
-        max_tokens=default.max_tokens,
-        temperature=given.temperature if given.HasField("temperature") else default.temperature,
-        top_p=given.top_p if given.HasField("top_p") else default.top_p,
-        top_k=given.top_k if given.HasField("top_k") else default.top_k,
-        min_p=given.min_p if given.HasField("min_p") else default.min_p,
-        repetition_penalty=(
-            given.repetition_penalty
-            if given.HasField("repetition_penalty")
-            else default.repetition_penalty
-        ),
-        presence_penalty=(
-            given.presence_penalty
-            if given.HasField("presence_penalty")
-            else default.presence_penalty
-        ),
-        frequency_penalty=(
-            given.frequency_penalty
-            if given.HasField("frequency_penalty")
-            else default.frequency_penalty
-        ),
-        seed=given.seed if given.HasField("seed") else None,
-        stop_token_ids=tuple(given.stop_token_ids),
-        ignore_eos=given.ignore_eos,
-        logprobs=given.logprobs if given.HasField("logprobs") else None,
-        max_draft_len=request.max_draft_len if request.HasField("max_draft_len") else None,
-        return_drafts=request.return_drafts,
-    )
+    # The fields of SamplingParameters are named as those here; one not given keeps its default.
+    given: dict[str, Any] = {field.name: value for field, value in request.sampling.ListFields()}
+    given["stop_token_ids"] = tuple(request.sampling.stop_token_ids)
+    if request.HasField("max_draft_len"):
+        given["max_draft_len"] = request.max_draft_len
+    return SamplingParams(max_tokens=1, return_drafts=request.return_drafts, **given)
 
 
 def _started(event: Started) -> pb.GenerationStarted:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.gateway.config import GatewayConfig
 from draftgate.sampling import SamplingParams, check_token_ids
+from draftgate.text import ROLES, Message
 from draftgate.upstream.types import (
-    ChatMessage,
     ChatPrompt,
     EngineDescription,
     GenerationRequest,
@@ -25,7 +25,6 @@ from draftgate.upstream.types import (
 __all__ = ["GenerationCall", "GenerationInput", "check_generation", "check_model_name"]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class GenerationInput:
     model: str
     request_id: str
     prompt: str | None
-    messages: tuple[ChatMessage, ...]
+    messages: tuple[Message, ...]
     input_ids: tuple[int, ...]
     resume_len: int | None
     max_tokens: int | None
@@ -138,7 +137,7 @@ def _checked_prompt(
 
 
 def _check_messages(
-    messages: tuple[ChatMessage, ...], config: GatewayConfig, engine: EngineDescription
+    messages: tuple[Message, ...], config: GatewayConfig, engine: EngineDescription
 ) -> None:
     if not engine.has_chat_template:
         raise invalid_argument(
@@ -151,8 +150,8 @@ def _check_messages(
             "messages", f"{len(messages)} messages", f"at most {config.max_messages}"
         )
     for index, message in enumerate(messages):
-        if message.role not in _ROLES:
-            raise invalid_argument(f"messages[{index}].role", message.role, ", ".join(_ROLES))
+        if message.role not in ROLES:
+            raise invalid_argument(f"messages[{index}].role", message.role, ", ".join(ROLES))
         _check_text(f"messages[{index}].content", message.content)
     _check_length("messages", sum(len(each.content.encode()) for each in messages), config)
 

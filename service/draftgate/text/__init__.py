@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftgate.text.chat import Message, parse_messages
+from draftgate.text.chat import ROLES, Message, parse_messages
 from draftgate.text.tokenizer import Detokenizer, Tokenizer
 
-__all__ = ["Detokenizer", "Message", "Tokenizer", "parse_messages"]
+__all__ = ["ROLES", "Detokenizer", "Message", "Tokenizer", "parse_messages"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,33 +25,14 @@ _STRUCT_CODES = {
     DataType.BOOL: "?",
 }
 
-_DEFAULTS = SamplingParams(max_tokens=1)
-_SAMPLING_TENSORS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "top_k",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop_token_ids",
-    "ignore_eos",
-    "logprobs",
-    "max_draft_len",
-    "return_drafts",
-)
-
 
 def generation_request(request: GenerationRequest, wire_id: str) -> pb.ModelInferRequest:
     """The request to the ensemble. What equals the contract's default is left out."""
-    sampling = request.sampling
     values = dict(_prompt_tensors(request.prompt))
-    values["max_tokens"] = sampling.max_tokens
-    for name in _SAMPLING_TENSORS:
-        value = getattr(sampling, name)
-        if value != getattr(_DEFAULTS, name):
-            values[name] = value
+    for field in dataclasses.fields(SamplingParams):  # Every name is a tensor.
+        value = getattr(request.sampling, field.name)
+        if value != field.default:
+            values[field.name] = value
     if request.resume_len:
         values["resume_len"] = request.resume_len
     if request.deadline_ms is not None:

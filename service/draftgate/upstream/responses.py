@@ -11,7 +11,7 @@ from draftgate.contract import DataType, DraftSource, TensorSpec
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.upstream.types import Chunk, PromptReport, TokenAlternative, VerifyStep
 
-__all__ = ["control_result", "has_outputs", "is_final", "parse_chunk"]
+__all__ = ["control_result", "has_outputs", "parse_chunk"]
 
 _ENSEMBLE = {spec.name: spec for spec in contract.ENSEMBLE_OUTPUTS}
 _ENGINE = {spec.name: spec for spec in contract.ENGINE_OUTPUTS}
@@ -22,14 +22,6 @@ _ITEM_BYTES = {DataType.INT32: 4, DataType.INT64: 8, DataType.FP32: 4}
 def has_outputs(response: pb.ModelInferResponse) -> bool:
     """False for the empty response that only carries the final flag."""
     return bool(response.outputs)
-
-
-def is_final(response: pb.ModelInferResponse) -> bool:
-    """Whether Triton marks the response as the request's last."""
-    return (
-        "triton_final_response" in response.parameters
-        and response.parameters["triton_final_response"].bool_param
-    )
 
 
 def parse_chunk(response: pb.ModelInferResponse) -> Chunk:

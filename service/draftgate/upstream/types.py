@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from draftgate.contract import DraftSource
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.sampling import SamplingParams
+from draftgate.text import Message
 
 __all__ = [
-    "ChatMessage",
     "ChatPrompt",
     "Chunk",
     "EngineCounters",
@@ -27,15 +27,6 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class ChatMessage:
-    """One turn of a conversation."""
-
-    role: str
-    """`system`, `user` or `assistant`."""
-    content: str
-
-
-@dataclass(frozen=True)
 class TextPrompt:
     """A raw prompt, tokenised as it stands."""
 
@@ -46,7 +37,7 @@ class TextPrompt:
 class ChatPrompt:
     """A conversation, put through the model's chat template."""
 
-    messages: tuple[ChatMessage, ...]
+    messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True)
