@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import ScriptedDrafter, Stream, greedy, running, sampled, use_drafter
-from tiny_models import BLOCK_BYTES, TINY, write_checkpoint
 
 from draftgate.contract import FinishReason, GateReason
 from draftgate.engine import (
@@ -26,6 +24,8 @@ from draftgate.engine import (
 )
 from draftgate.engine.drafters import Draft, DraftQuery
 from draftgate.errors import DraftgateError, ErrorCode
+from tests.support.engine import ScriptedDrafter, Stream, greedy, running, sampled, use_drafter
+from tests.support.tiny_models import BLOCK_BYTES, TINY, write_checkpoint
 
 PROMPT = (3, 14, 15, 92, 65, 35)
 LONG = tuple((7 * i * i + 3 * i) % 96 for i in range(2000))
@@ -186,7 +186,7 @@ def test_a_full_queue_refuses_and_the_rest_runs_on(tiny: Target) -> None:
 
 
 def test_an_id_that_is_running_or_waiting_is_refused(tiny: Target) -> None:
-    with running(tiny, max_batch_rows=1) as engine:
+    with running(tiny, max_batch_rows=1, started=False) as engine:
         refused: list[DraftgateError] = []
 
         def again() -> None:
@@ -198,6 +198,7 @@ def test_an_id_that_is_running_or_waiting_is_refused(tiny: Target) -> None:
         hook = at_output(2, again)
         first = engine.submit("first", PROMPT, greedy(6), on_output=hook)
         second = engine.submit("second", PROMPT, greedy(2))
+        engine.engine.start()
         assert len(first.wait().tokens) == 6
         assert len(second.wait().tokens) == 2
     assert [error.code for error in refused] == [ErrorCode.ALREADY_EXISTS] * 2
@@ -284,6 +285,7 @@ def test_stopping_rows_leaves_the_others_as_they_are(tiny: Target) -> None:
     """Rows leave from the first, a middle and the last slot, and the gaps close."""
     with running(tiny, drafter="none") as engine:
         wanted = {f"{i}": engine.one(LONG[i : i + 9 + i], greedy(30)).tokens for i in range(8)}
+    with running(tiny, drafter="none", started=False) as engine:
         streams: dict[str, Stream] = {}
 
         def hook(stream: Stream, output: Output) -> None:
@@ -295,6 +297,7 @@ def test_stopping_rows_leaves_the_others_as_they_are(tiny: Target) -> None:
             streams[f"{i}"] = engine.submit(
                 f"{i}", LONG[i : i + 9 + i], greedy(30), on_output=hook if i == 0 else None
             )
+        engine.engine.start()
         for name, stream in streams.items():
             tokens = stream.wait().tokens
             assert tokens == wanted[name][: len(tokens)]
@@ -372,8 +375,9 @@ def test_a_failing_step_is_told_to_everyone_and_ends_the_engine(
     tiny: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_drafter(monkeypatch, _Broken(lambda query: Draft()))
-    with running(tiny, max_batch_rows=2) as engine:
+    with running(tiny, max_batch_rows=2, started=False) as engine:
         streams = [engine.submit(f"{i}", PROMPT, greedy(50)) for i in range(4)]
+        engine.engine.start()
         for stream in streams:
             stream.wait()
             error = stream.outputs[-1].error
@@ -471,8 +475,9 @@ def test_drafts_that_found_no_block_are_told_apart_from_no_drafts(
     tiny: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_drafter(monkeypatch, ScriptedDrafter(lambda query: Draft((1,) * query.count)))
-    with running(tiny, kv_cache_bytes=7 * BLOCK_BYTES, max_batch_rows=2) as engine:
+    with running(tiny, kv_cache_bytes=7 * BLOCK_BYTES, max_batch_rows=2, started=False) as engine:
         streams = [engine.submit(f"{i}", LONG[i : i + 45], greedy(16)) for i in range(2)]
+        engine.engine.start()
         reasons = set().union(*(stream.wait().gate_reasons for stream in streams))
     # The younger row never reaches a fourth block while the older one has it.
     assert reasons == {GateReason.PREFILL, GateReason.FIXED, GateReason.BUDGET}

@@ -8,8 +8,6 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from test_kv_cache import SHAPE, stored, write
-from tiny_models import BLOCK_BYTES
 
 from draftgate.engine import EngineConfig, Request
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
@@ -18,6 +16,8 @@ from draftgate.engine.scheduler import ScheduledRow, Scheduler
 from draftgate.engine.sequence import Sequence
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.sampling import SamplingParams
+from tests.support.kv_cache import SHAPE, stored, write
+from tests.support.tiny_models import BLOCK_BYTES
 
 CPU = torch.device("cpu")
 LONGEST = 6 * BLOCK_TOKENS

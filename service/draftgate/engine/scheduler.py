@@ -21,7 +21,7 @@ class ScheduledRow:
     count: int
     """How many of its own tokens are computed: one when it decodes, a chunk of its prompt else."""
     draft_len: int
-    """How many drafted tokens it may add."""
+    """How many drafted tokens it adds: all that were drafted for it, or none."""
 
 
 class Scheduler:
