@@ -61,7 +61,8 @@ class Stepper:
         queries = []
         for sequence in running:
             count = self._allowed(sequence)[0]
-            if sequence.decoding and count:
+            synced = self._drafter.synced_upto(sequence.row_id) == len(sequence.tokens)
+            if sequence.decoding and count and synced:
                 queries.append(DraftQuery(sequence.row_id, sequence.tokens, count))
         drafts = self._drafter.propose(queries)
         return {q.row_id: d for q, d in zip(queries, drafts, strict=True) if d.token_ids}
