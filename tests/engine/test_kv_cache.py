@@ -56,6 +56,15 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
+    def shrink(self, data: st.DataObject) -> None:
+        """Down to no less than what is written: a rejected draft's block is free again."""
+        slot = data.draw(st.integers(0, len(self.rows) - 1))
+        tokens = data.draw(st.integers(len(self.rows[slot]), SLOT_TOKENS))
+        self.cache.shrink(slot, tokens)
+        self.held[slot] = min(self.held[slot], tokens)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
     def fill(self, data: st.DataObject) -> None:
         slot = data.draw(st.integers(0, len(self.rows) - 1))
         start = data.draw(st.integers(0, len(self.rows[slot])))
@@ -159,6 +168,7 @@ def test_memory_is_taken_as_rows_grow_and_given_back_as_they_leave() -> None:
     store.release(3)
     store.move(6, 3, 512)
     assert abs(held_bytes() - 0.75 * budget_bytes) < 0.1 * budget_bytes
+    store.shrink(1, 16)  # its memory stays until it leaves
     for slot in (0, 1, 2, 3, 4, 5):
         store.release(slot)
     assert store.used_blocks == 0

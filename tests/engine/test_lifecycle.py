@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +240,26 @@ def test_a_stop_that_comes_after_the_end_stops_nobody(tiny: Target) -> None:
         assert len(engine.submit("name", PROMPT, greedy(3)).wait().tokens) == 3
 
 
+def test_a_stop_does_not_wait_for_ever(tiny: Target) -> None:
+    """What it overtook would have come at once; much later the id is somebody else's."""
+    clock = Clock()
+    with running(tiny, clock=clock) as engine:
+        engine.engine.stop("soon")
+        engine.engine.stop("late")
+        clock.now_s += 9.0
+        assert engine.submit("soon", PROMPT, greedy(3)).wait().tokens == []
+        clock.now_s += 2.0
+        assert len(engine.submit("late", PROMPT, greedy(3)).wait().tokens) == 3
+
+
+def test_a_stop_of_a_refused_request_is_not_for_its_next_try(tiny: Target) -> None:
+    with running(tiny) as engine:
+        with pytest.raises(DraftgateError):
+            engine.submit("again", PROMPT, greedy(0))
+        engine.engine.stop("again")
+        assert len(engine.submit("again", PROMPT, greedy(3)).wait().tokens) == 3
+
+
 def test_stops_of_requests_that_never_come_take_no_memory(tiny: Target) -> None:
     with running(tiny) as engine:
         for index in range(10_000):
@@ -377,7 +397,15 @@ def test_a_failing_step_is_told_to_everyone_and_ends_the_engine(
     use_drafter(monkeypatch, _Broken(lambda query: Draft()))
     with running(tiny, max_batch_rows=2, started=False) as engine:
         streams = [engine.submit(f"{i}", PROMPT, greedy(50)) for i in range(4)]
-        engine.engine.start()
+        failures: list[str] = []
+        failed = threading.Event()
+
+        def on_failure(why: str) -> None:
+            assert all(stream.ended for stream in streams)
+            failures.append(why)
+            failed.set()
+
+        engine.engine.start(on_failure)
         for stream in streams:
             stream.wait()
             error = stream.outputs[-1].error
@@ -386,6 +414,8 @@ def test_a_failing_step_is_told_to_everyone_and_ends_the_engine(
             assert "drafter out of order" in error.message
             assert stream.finish_reason is FinishReason.CANCELLED
         assert [len(stream.tokens) for stream in streams] == [6, 6, 0, 0]
+        assert failed.wait(60)
+        assert failures == ["the engine failed: drafter out of order"]
         refusals = []
         for _ in range(2):
             with pytest.raises(DraftgateError, match="drafter out of order") as caught:
@@ -394,6 +424,24 @@ def test_a_failing_step_is_told_to_everyone_and_ends_the_engine(
             refusals.append(caught.value)
         # One object raised again and again would gather the frames of all who caught it.
         assert refusals[0] is not refusals[1]
+
+
+def test_a_drafter_that_lags_behind_is_not_asked(
+    tiny: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lagging(ScriptedDrafter):
+        """Takes in a row's tokens up to its 10th, and no more."""
+
+        def observe(self, row_id: int, tokens: Sequence[int], upto: int) -> None:
+            if upto <= 10:
+                super().observe(row_id, tokens, upto)
+
+    use_drafter(monkeypatch, Lagging(lambda query: Draft((1,) * query.count)))
+    with running(tiny) as engine:
+        stream = engine.one(PROMPT, greedy(12))
+    assert [o.verify_step is not None for o in stream.outputs[:5]] == [False] + [True] * 4
+    assert stream.outputs[5].gate_reason is GateReason.NO_DRAFT
+    assert stream.outputs[5].verify_step is None
 
 
 def test_many_threads_submit_and_stop_at_once(tiny: Target) -> None:

@@ -202,6 +202,17 @@ def test_drafts_never_put_a_row_back() -> None:
     assert rows[old].draft_len == 0
 
 
+def test_the_block_of_a_rejected_draft_is_free_for_others() -> None:
+    trace = Trace(blocks=7, rows=2, chunk=1000)
+    trace.add(44, 40)
+    trace.step()
+    trace.step(drafts=4)  # all rejected; the last was in a fourth block
+    assert trace.cache.used_blocks == 4
+    young = trace.add(60, 40)  # needs the other four
+    assert young in [row.sequence for row in trace.step()]
+    assert trace.cache.used_blocks == 7
+
+
 def test_a_full_queue_refuses() -> None:
     trace = Trace(blocks=40, rows=2, chunk=1000, max_waiting=3)
     for _ in range(5):  # two for the rows, three to wait
