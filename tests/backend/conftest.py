@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,51 @@ class FakeResponse:
         self.error = error
 
 
+FINAL = 1
+
+
+class FakeSender:
+    """One request's responses. Like the real one it takes nothing after the final flag."""
+
+    def __init__(self) -> None:
+        self.responses: list[FakeResponse] = []
+        self.cancelled = False
+        self.fails_at: int | None = None
+        """The number of the response that cannot be sent."""
+        self._ended = threading.Event()
+
+    def send(self, response: FakeResponse | None = None, flags: int = 0) -> None:
+        assert not self._ended.is_set()
+        assert flags in (0, FINAL)
+        assert response is not None or flags == FINAL
+        if self.fails_at == len(self.responses):
+            self.fails_at = None
+            raise RuntimeError("shared memory is full")
+        if response is not None:
+            self.responses.append(response)
+        if flags == FINAL:
+            self._ended.set()
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+    def wait(self) -> list[FakeResponse]:
+        """Everything sent, once the final flag was."""
+        assert self._ended.wait(60)
+        return self.responses
+
+
 class FakeRequest:
-    def __init__(self, **tensors: np.ndarray) -> None:
+    def __init__(self, request_id: str = "", **tensors: np.ndarray) -> None:
         self.tensors = {name: FakeTensor(name, array) for name, array in tensors.items()}
+        self.sender = FakeSender()
+        self._request_id = request_id
+
+    def request_id(self) -> str:
+        return self._request_id
+
+    def get_response_sender(self) -> FakeSender:
+        return self.sender
 
 
 class FakePbUtils:
@@ -63,6 +106,7 @@ class FakePbUtils:
     TritonError = FakeTritonError
     TritonModelException = FakeModelError
     Request = FakeRequest
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
 
     @staticmethod
     def get_input_tensor_by_name(request: FakeRequest, name: str) -> Any:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_harness import greedy, running
-from tiny_models import TINY, write_checkpoint
 
 from draftgate.engine import Target, load_target
 from draftgate.text import Tokenizer
 from draftgate.text.chat import Message
+from tests.support.engine import greedy, running
+from tests.support.tiny_models import TINY, write_checkpoint
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.json"
 TOKENS = 64

@@ -6,12 +6,12 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from tiny_models import TINY
 
 from draftgate.checkpoint.architectures import model_shape
 from draftgate.engine import EngineConfig
 from draftgate.engine.attention import RowSpan, plan_attention
 from draftgate.engine.kv_cache import KVCache
+from tests.support.tiny_models import TINY
 
 SHAPE = model_shape(TINY)
 CPU = torch.device("cpu")

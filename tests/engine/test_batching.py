@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_harness import Running, Stream, greedy, running, sampled
-from tiny_models import BLOCK_BYTES
 
 from draftgate.contract import FinishReason
 from draftgate.engine import Output, Target
 from draftgate.sampling import SamplingParams
+from tests.support.engine import Running, Stream, greedy, running, sampled
+from tests.support.tiny_models import BLOCK_BYTES
 
 TOKENS = 64
 

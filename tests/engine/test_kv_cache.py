@@ -9,46 +9,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from process_memory import resident_bytes
-from tiny_models import BLOCK_BYTES, TINY
 
 from draftgate.checkpoint.architectures import model_shape
 from draftgate.engine import EngineConfig
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
 from draftgate.errors import DraftgateError, ErrorCode
+from tests.support.kv_cache import SHAPE, stored, write
+from tests.support.process_memory import resident_bytes
+from tests.support.tiny_models import BLOCK_BYTES, TINY
 
-SHAPE = model_shape(TINY)
 CPU = torch.device("cpu")
-WIDTH = 2 * SHAPE.kv_heads * SHAPE.head_dim
 SLOT_TOKENS = 96
 
 
 def cache(blocks: int, rows: int, tokens: int = SLOT_TOKENS) -> KVCache:
     config = EngineConfig(kv_cache_bytes=blocks * BLOCK_BYTES, max_batch_rows=rows)
     return KVCache(SHAPE, config, tokens, torch.float32, CPU)
-
-
-def write(store: KVCache, slot: int, start: int, values: list[float]) -> None:
-    """Fill positions from `start` on, each with a value of its own in every layer."""
-    index = torch.arange(store.index_of(slot, start), store.index_of(slot, start + len(values)))
-    for layer in range(SHAPE.layers):
-        column = torch.tensor(values).unsqueeze(1)
-        sides = torch.cat([column.expand(-1, WIDTH // 2), -column.expand(-1, WIDTH // 2)], dim=1)
-        store.write(layer, index, sides + layer)
-
-
-def stored(store: KVCache, slot: int, tokens: int) -> list[float]:
-    """The values written, read back through every layer, head, key and value."""
-    seen = []
-    for layer in range(SHAPE.layers):
-        keys, values = store.read(layer, slot, slot + 1, tokens)
-        assert keys.shape == (1, SHAPE.kv_heads, tokens, SHAPE.head_dim)
-        for side, sign in ((keys, 1), (values, -1)):
-            column = sign * (side[0] - layer)  # [kv_heads, tokens, head_dim]
-            assert (column == column[:1, :, :1]).all()
-            seen.append(column[0, :, 0].tolist())
-    assert all(other == seen[0] for other in seen)
-    return seen[0]
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -77,6 +53,15 @@ class CacheMachine(RuleBasedStateMachine):
         tokens = data.draw(st.integers(1, SLOT_TOKENS))
         if self._grow(slot, self.held[slot], tokens):
             self.held[slot] = max(self.held[slot], tokens)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def shrink(self, data: st.DataObject) -> None:
+        """Down to no less than what is written: a rejected draft's block is free again."""
+        slot = data.draw(st.integers(0, len(self.rows) - 1))
+        tokens = data.draw(st.integers(len(self.rows[slot]), SLOT_TOKENS))
+        self.cache.shrink(slot, tokens)
+        self.held[slot] = min(self.held[slot], tokens)
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
@@ -183,6 +168,7 @@ def test_memory_is_taken_as_rows_grow_and_given_back_as_they_leave() -> None:
     store.release(3)
     store.move(6, 3, 512)
     assert abs(held_bytes() - 0.75 * budget_bytes) < 0.1 * budget_bytes
+    store.shrink(1, 16)  # its memory stays until it leaves
     for slot in (0, 1, 2, 3, 4, 5):
         store.release(slot)
     assert store.used_blocks == 0

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from engine_harness import ScriptedDrafter, Stream, greedy, running, sampled, use_drafter
-from tiny_models import BLOCK_BYTES, TINY, write_checkpoint
 
 from draftgate.contract import FinishReason, GateReason
 from draftgate.engine import (
@@ -26,6 +24,8 @@ from draftgate.engine import (
 )
 from draftgate.engine.drafters import Draft, DraftQuery
 from draftgate.errors import DraftgateError, ErrorCode
+from tests.support.engine import ScriptedDrafter, Stream, greedy, running, sampled, use_drafter
+from tests.support.tiny_models import BLOCK_BYTES, TINY, write_checkpoint
 
 PROMPT = (3, 14, 15, 92, 65, 35)
 LONG = tuple((7 * i * i + 3 * i) % 96 for i in range(2000))
@@ -186,7 +186,7 @@ def test_a_full_queue_refuses_and_the_rest_runs_on(tiny: Target) -> None:
 
 
 def test_an_id_that_is_running_or_waiting_is_refused(tiny: Target) -> None:
-    with running(tiny, max_batch_rows=1) as engine:
+    with running(tiny, max_batch_rows=1, started=False) as engine:
         refused: list[DraftgateError] = []
 
         def again() -> None:
@@ -198,6 +198,7 @@ def test_an_id_that_is_running_or_waiting_is_refused(tiny: Target) -> None:
         hook = at_output(2, again)
         first = engine.submit("first", PROMPT, greedy(6), on_output=hook)
         second = engine.submit("second", PROMPT, greedy(2))
+        engine.engine.start()
         assert len(first.wait().tokens) == 6
         assert len(second.wait().tokens) == 2
     assert [error.code for error in refused] == [ErrorCode.ALREADY_EXISTS] * 2
@@ -237,6 +238,26 @@ def test_a_stop_that_comes_after_the_end_stops_nobody(tiny: Target) -> None:
         engine.submit("name", PROMPT, greedy(3)).wait()
         engine.engine.stop("name")
         assert len(engine.submit("name", PROMPT, greedy(3)).wait().tokens) == 3
+
+
+def test_a_stop_does_not_wait_for_ever(tiny: Target) -> None:
+    """What it overtook would have come at once; much later the id is somebody else's."""
+    clock = Clock()
+    with running(tiny, clock=clock) as engine:
+        engine.engine.stop("soon")
+        engine.engine.stop("late")
+        clock.now_s += 9.0
+        assert engine.submit("soon", PROMPT, greedy(3)).wait().tokens == []
+        clock.now_s += 2.0
+        assert len(engine.submit("late", PROMPT, greedy(3)).wait().tokens) == 3
+
+
+def test_a_stop_of_a_refused_request_is_not_for_its_next_try(tiny: Target) -> None:
+    with running(tiny) as engine:
+        with pytest.raises(DraftgateError):
+            engine.submit("again", PROMPT, greedy(0))
+        engine.engine.stop("again")
+        assert len(engine.submit("again", PROMPT, greedy(3)).wait().tokens) == 3
 
 
 def test_stops_of_requests_that_never_come_take_no_memory(tiny: Target) -> None:
@@ -284,6 +305,7 @@ def test_stopping_rows_leaves_the_others_as_they_are(tiny: Target) -> None:
     """Rows leave from the first, a middle and the last slot, and the gaps close."""
     with running(tiny, drafter="none") as engine:
         wanted = {f"{i}": engine.one(LONG[i : i + 9 + i], greedy(30)).tokens for i in range(8)}
+    with running(tiny, drafter="none", started=False) as engine:
         streams: dict[str, Stream] = {}
 
         def hook(stream: Stream, output: Output) -> None:
@@ -295,6 +317,7 @@ def test_stopping_rows_leaves_the_others_as_they_are(tiny: Target) -> None:
             streams[f"{i}"] = engine.submit(
                 f"{i}", LONG[i : i + 9 + i], greedy(30), on_output=hook if i == 0 else None
             )
+        engine.engine.start()
         for name, stream in streams.items():
             tokens = stream.wait().tokens
             assert tokens == wanted[name][: len(tokens)]
@@ -372,8 +395,17 @@ def test_a_failing_step_is_told_to_everyone_and_ends_the_engine(
     tiny: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_drafter(monkeypatch, _Broken(lambda query: Draft()))
-    with running(tiny, max_batch_rows=2) as engine:
+    with running(tiny, max_batch_rows=2, started=False) as engine:
         streams = [engine.submit(f"{i}", PROMPT, greedy(50)) for i in range(4)]
+        failures: list[str] = []
+        failed = threading.Event()
+
+        def on_failure(why: str) -> None:
+            assert all(stream.ended for stream in streams)
+            failures.append(why)
+            failed.set()
+
+        engine.engine.start(on_failure)
         for stream in streams:
             stream.wait()
             error = stream.outputs[-1].error
@@ -382,6 +414,8 @@ def test_a_failing_step_is_told_to_everyone_and_ends_the_engine(
             assert "drafter out of order" in error.message
             assert stream.finish_reason is FinishReason.CANCELLED
         assert [len(stream.tokens) for stream in streams] == [6, 6, 0, 0]
+        assert failed.wait(60)
+        assert failures == ["the engine failed: drafter out of order"]
         refusals = []
         for _ in range(2):
             with pytest.raises(DraftgateError, match="drafter out of order") as caught:
@@ -390,6 +424,24 @@ def test_a_failing_step_is_told_to_everyone_and_ends_the_engine(
             refusals.append(caught.value)
         # One object raised again and again would gather the frames of all who caught it.
         assert refusals[0] is not refusals[1]
+
+
+def test_a_drafter_that_lags_behind_is_not_asked(
+    tiny: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lagging(ScriptedDrafter):
+        """Takes in a row's tokens up to its 10th, and no more."""
+
+        def observe(self, row_id: int, tokens: Sequence[int], upto: int) -> None:
+            if upto <= 10:
+                super().observe(row_id, tokens, upto)
+
+    use_drafter(monkeypatch, Lagging(lambda query: Draft((1,) * query.count)))
+    with running(tiny) as engine:
+        stream = engine.one(PROMPT, greedy(12))
+    assert [o.verify_step is not None for o in stream.outputs[:5]] == [False] + [True] * 4
+    assert stream.outputs[5].gate_reason is GateReason.NO_DRAFT
+    assert stream.outputs[5].verify_step is None
 
 
 def test_many_threads_submit_and_stop_at_once(tiny: Target) -> None:
@@ -471,8 +523,9 @@ def test_drafts_that_found_no_block_are_told_apart_from_no_drafts(
     tiny: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_drafter(monkeypatch, ScriptedDrafter(lambda query: Draft((1,) * query.count)))
-    with running(tiny, kv_cache_bytes=7 * BLOCK_BYTES, max_batch_rows=2) as engine:
+    with running(tiny, kv_cache_bytes=7 * BLOCK_BYTES, max_batch_rows=2, started=False) as engine:
         streams = [engine.submit(f"{i}", LONG[i : i + 45], greedy(16)) for i in range(2)]
+        engine.engine.start()
         reasons = set().union(*(stream.wait().gate_reasons for stream in streams))
     # The younger row never reaches a fourth block while the older one has it.
     assert reasons == {GateReason.PREFILL, GateReason.FIXED, GateReason.BUDGET}

@@ -6,17 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine_harness import greedy, running, sampled
-from process_memory import resident_bytes
-
 from draftgate.engine import Target
+from tests.support.engine import greedy, running, sampled
+from tests.support.process_memory import resident_bytes
 
 _LOAD = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import torch
 from pathlib import Path
-from process_memory import resident_bytes
+from tests.support.process_memory import resident_bytes
 from draftgate.engine import load_target
 
 warm = torch.ones(256, 256, dtype=torch.bfloat16)
@@ -32,7 +31,7 @@ print(held, resident_bytes() - before)
 def test_weights_are_resident_once(checkpoint_dir: Path) -> None:
     """SmolLM2-135M in bf16 and no copy of it: 134.5 million weights, of which the embedding table
     stays a mapped file and is packed once as the output projection."""
-    command = [sys.executable, "-c", _LOAD, str(Path(__file__).parent), str(checkpoint_dir)]
+    command = [sys.executable, "-c", _LOAD, str(Path(__file__).parents[2]), str(checkpoint_dir)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     loaded_bytes, used_bytes = map(int, output.split())
     weights_bytes = 134_515_008 * 2

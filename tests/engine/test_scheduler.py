@@ -8,8 +8,6 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from test_kv_cache import SHAPE, stored, write
-from tiny_models import BLOCK_BYTES
 
 from draftgate.engine import EngineConfig, Request
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
@@ -18,6 +16,8 @@ from draftgate.engine.scheduler import ScheduledRow, Scheduler
 from draftgate.engine.sequence import Sequence
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.sampling import SamplingParams
+from tests.support.kv_cache import SHAPE, stored, write
+from tests.support.tiny_models import BLOCK_BYTES
 
 CPU = torch.device("cpu")
 LONGEST = 6 * BLOCK_TOKENS
@@ -200,6 +200,17 @@ def test_drafts_never_put_a_row_back() -> None:
     assert trace.scheduler.preemptions == 0
     assert rows[young].count == 1
     assert rows[old].draft_len == 0
+
+
+def test_the_block_of_a_rejected_draft_is_free_for_others() -> None:
+    trace = Trace(blocks=7, rows=2, chunk=1000)
+    trace.add(44, 40)
+    trace.step()
+    trace.step(drafts=4)  # all rejected; the last was in a fourth block
+    assert trace.cache.used_blocks == 4
+    young = trace.add(60, 40)  # needs the other four
+    assert young in [row.sequence for row in trace.step()]
+    assert trace.cache.used_blocks == 7
 
 
 def test_a_full_queue_refuses() -> None:

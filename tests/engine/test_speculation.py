@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from chi_square import p_value
-from engine_harness import ScriptedDrafter, Stream, greedy, running, sampled, use_drafter
-from tiny_models import BLOCK_BYTES, TINY, write_checkpoint
 
 from draftgate.contract import DraftSource, FinishReason
 from draftgate.engine import Target, load_target
 from draftgate.engine.drafters import Draft, DraftQuery
 from draftgate.sampling import SamplingParams
+from tests.support.chi_square import p_value
+from tests.support.engine import ScriptedDrafter, Stream, greedy, running, sampled, use_drafter
+from tests.support.tiny_models import BLOCK_BYTES, TINY, write_checkpoint
 
 PROMPTS = {f"{n}": tuple((11 * i * i + n * i + n) % 96 for i in range(5 + 7 * n)) for n in range(6)}
 
@@ -185,6 +185,7 @@ def test_max_tokens_cuts_the_run(tiny: Target, right_drafts: list[int], count: i
         stream = engine.one(PROMPTS["2"], replace(VARIED, max_tokens=count))
         assert engine.engine.counters().accepted_tokens == stream.accepted
     check_cut(stream, right_drafts[:count], FinishReason.LENGTH)
+    assert stream.drafted == stream.accepted  # none that could not have been emitted
 
 
 @pytest.mark.parametrize("count", range(1, 20))
@@ -195,6 +196,7 @@ def test_the_longest_sequence_cuts_the_run(
     with running(tiny, draft_len=8, max_sequence_tokens=longest) as engine:
         stream = engine.one(PROMPTS["2"], VARIED)
     check_cut(stream, right_drafts[:count], FinishReason.LENGTH)
+    assert stream.drafted == stream.accepted  # none that could not have been emitted
 
 
 @pytest.mark.parametrize("kind", ["stop", "eos", "both"])

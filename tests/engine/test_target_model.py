@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_models import TINY, tiny_tensors, write_checkpoint
 
 from draftgate.engine import load_target
 from draftgate.errors import DraftgateError, ErrorCode
+from tests.support.tiny_models import TINY, tiny_tensors, write_checkpoint
 
 SIZES: dict[str, Any] = {
     "vocab_size": 120,

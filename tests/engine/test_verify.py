@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from chi_square import p_value
 
 import draftgate.engine.verify as verify_module
 from draftgate.engine.sampler import RowSampler
 from draftgate.engine.verify import verify_equal, verify_rejection
 from draftgate.sampling import SamplingParams
+from tests.support.chi_square import p_value
 
 DRAWS = 100_000
 SIGNIFICANT = 1e-4

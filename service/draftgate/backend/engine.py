@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from draftgate.backend.environment import ENGINE_SETTINGS, model_dir
@@ -26,6 +26,7 @@ from draftgate.backend.tensors import (
     load_pb_utils,
     loading,
     response,
+    unforeseen,
 )
 from draftgate.contract import (
     CONTEXT_IDS,
@@ -34,7 +35,9 @@ from draftgate.contract import (
     ENGINE_INPUTS,
     ENGINE_OUTPUTS,
     STOP,
+    DataType,
     FinishReason,
+    TensorSpec,
 )
 from draftgate.engine import Engine, EngineConfig, Output, Request
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
@@ -44,6 +47,8 @@ from draftgate.text import Tokenizer
 __all__ = ["TritonPythonModel"]
 
 _LOG = logging.getLogger(__name__)
+
+_SPECS = {spec.name: spec for spec in ENGINE_INPUTS}
 
 _CANCEL_SWEEP_S = 0.1
 """How often streams that have nothing to send are asked whether their caller has gone."""
@@ -59,8 +64,8 @@ class TritonPythonModel:
             self._tokenizer = Tokenizer.load(directory)
             self._engine = Engine.load(directory, _settings())
         self._sender = _Sender(self._pb_utils, self._engine, self._tokenizer)
-        self._engine.start()
         self._sender.start()
+        self._engine.start(self._sender.end)
 
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
@@ -68,12 +73,17 @@ class TritonPythonModel:
             try:
                 self._accept(request, sender)
             except DraftgateError as error:
-                final = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-                sender.send(error_response(self._pb_utils, error), flags=final)
+                self._refuse(sender, error)
+            except Exception as error:  # noqa: BLE001 - the others of the batch must not suffer
+                self._refuse(sender, unforeseen(error))
 
     def finalize(self) -> None:
         self._engine.close()
         self._sender.close()
+
+    def _refuse(self, sender: Any, error: DraftgateError) -> None:
+        final = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        sender.send(error_response(self._pb_utils, error), flags=final)
 
     def _accept(self, request: Any, sender: Any) -> None:
         inputs = Inputs(self._pb_utils, request, ENGINE_INPUTS)
@@ -95,7 +105,7 @@ class TritonPythonModel:
     def _control(self, text: str) -> dict[str, object]:
         try:
             operation = json.loads(text).get("op")
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             raise invalid_argument(CONTROL, text, 'a JSON object with "op"') from None
         if operation == "describe":
             return _description(self._engine, self._tokenizer)
@@ -112,6 +122,16 @@ class _Stream:
     sender: Any
     output_ids: list[int] = field(default_factory=list)
     """Everything emitted so far, by an earlier run too: the text's context."""
+    broken: bool = False
+    """A response could not be sent: nothing more is."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """The last thing in a sender's queue."""
+
+    failure: str = ""
+    """Why the engine failed, if it did."""
 
 
 class _Sender:
@@ -125,7 +145,7 @@ class _Sender:
         self._pb_utils = pb_utils
         self._engine = engine
         self._tokenizer = tokenizer
-        self._queue: queue.SimpleQueue[tuple[_Stream, Output] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[_Stream, Output] | _End] = queue.SimpleQueue()
         self._live: set[_Stream] = set()
         self._lock = threading.Lock()
         self._swept_s = time.monotonic()
@@ -136,8 +156,13 @@ class _Sender:
 
     def close(self) -> None:
         """Send what is queued, then end."""
-        self._queue.put(None)
+        self._queue.put(_End())
         self._thread.join()
+
+    def end(self, failure: str) -> None:
+        """Send what is queued, then end the process: an engine that failed serves nobody, and
+        without its process the supervisor starts it again."""
+        self._queue.put(_End(failure))
 
     def submit(self, request: Request, sender: Any) -> None:
         """Start a generation. Raises DraftgateError as `Engine.submit` does."""
@@ -152,32 +177,55 @@ class _Sender:
             raise
 
     def _run(self) -> None:
+        try:
+            failure = self._deliver()
+        except Exception:  # noqa: BLE001 - logged with its traceback
+            _LOG.exception("the thread that sends responses failed")
+            os._exit(1)
+        if failure:
+            _LOG.critical("ending the process: %s", failure)
+            os._exit(1)
+
+    def _deliver(self) -> str:
+        """Send until the end; why it came, if the engine failed."""
         while True:
+            if time.monotonic() - self._swept_s > _CANCEL_SWEEP_S:
+                self._sweep()
             try:
                 item = self._queue.get(timeout=_CANCEL_SWEEP_S)
             except queue.Empty:
-                self._sweep()
                 continue
-            if item is None:
-                return
-            self._send(*item)
-            if time.monotonic() - self._swept_s > _CANCEL_SWEEP_S:
-                self._sweep()
+            if isinstance(item, _End):
+                return item.failure
+            stream, output = item
+            if not stream.broken:
+                self._send(stream, output)
 
     def _send(self, stream: _Stream, output: Output) -> None:
         last = output.finish_reason is not FinishReason.NONE
-        if output.error is not None:
-            answer = error_response(self._pb_utils, output.error)
-        else:
-            answer = response(self._pb_utils, ENGINE_OUTPUTS, self._values(stream, output))
         flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
-        stream.sender.send(answer, flags=flags)
+        try:
+            if output.error is not None:
+                answer = error_response(self._pb_utils, output.error)
+            else:
+                answer = response(self._pb_utils, ENGINE_OUTPUTS, self._values(stream, output))
+            stream.sender.send(answer, flags=flags)
+        except Exception as error:  # noqa: BLE001 - one stream's failure is not the others'
+            self._give_up(stream, error)
+            return
         if last:
             self._drop(stream)
-        if output.error is not None and self._queue.empty():
-            # An engine that failed serves nobody; without the process its supervisor restarts it.
-            _LOG.critical("ending the process: %s", output.error.message)
-            os._exit(1)
+
+    def _give_up(self, stream: _Stream, error: Exception) -> None:
+        """A response could not be sent: end the generation, and tell the caller if that works."""
+        stream.broken = True
+        self._drop(stream)
+        self._engine.stop(stream.request.request_id)
+        answer = error_response(self._pb_utils, unforeseen(error))
+        try:
+            stream.sender.send(answer, flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except Exception:  # noqa: BLE001 - logged with its traceback
+            _LOG.exception("a stream could not be ended")
 
     def _values(self, stream: _Stream, output: Output) -> dict[str, Value]:
         context = stream.output_ids[self._tokenizer.context_start(stream.output_ids) :]
@@ -216,7 +264,12 @@ class _Sender:
         with self._lock:
             streams = list(self._live)
         for stream in streams:
-            if stream.sender.is_cancelled():
+            try:
+                cancelled = stream.sender.is_cancelled()
+            except Exception as error:  # noqa: BLE001 - one stream's failure is not the others'
+                self._give_up(stream, error)
+                continue
+            if cancelled:
                 self._engine.stop(stream.request.request_id)
         self._swept_s = time.monotonic()
 
@@ -247,31 +300,21 @@ def _request(inputs: Inputs, request_id: str) -> Request:
 
 
 def _sampling(inputs: Inputs) -> SamplingParams:
-    max_tokens = inputs.integer("max_tokens")
-    if max_tokens is None:
+    if not inputs.has("max_tokens"):
         raise invalid_argument("max_tokens", None, "an integer of at least 1")
-    given: dict[str, Any] = {
-        **{name: inputs.number(name) for name in _NUMBERS},
-        **{name: inputs.integer(name) for name in _INTEGERS},
-        **{name: inputs.flag(name) for name in _FLAGS},
-    }
-    return SamplingParams(
-        max_tokens=max_tokens,
-        stop_token_ids=tuple(inputs.integers("stop_token_ids") or ()),
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    given = {field.name: _read(inputs, _SPECS[field.name]) for field in fields(SamplingParams)}
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
 
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-_INTEGERS = ("top_k", "seed", "logprobs", "max_draft_len")
-_FLAGS = ("ignore_eos", "return_drafts")
+def _read(inputs: Inputs, spec: TensorSpec) -> Any:
+    if spec.dtype is DataType.FP32:
+        return inputs.number(spec.name)
+    if spec.dtype is DataType.BOOL:
+        return inputs.flag(spec.name)
+    if spec.dims == (-1,):
+        values = inputs.integers(spec.name)
+        return None if values is None else tuple(values)
+    return inputs.integer(spec.name)
 
 
 def _description(engine: Engine, tokenizer: Tokenizer) -> dict[str, object]:

@@ -7,6 +7,8 @@ process. Everything here takes it as an argument; `load_pb_utils` is the one pla
 from __future__ import annotations
 
 import importlib
+import logging
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
@@ -17,7 +19,18 @@ import numpy.typing as npt
 from draftgate.contract import DataType, TensorSpec
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument, to_wire
 
-__all__ = ["Inputs", "PbUtils", "Value", "error_response", "load_pb_utils", "loading", "response"]
+__all__ = [
+    "Inputs",
+    "PbUtils",
+    "Value",
+    "error_response",
+    "load_pb_utils",
+    "loading",
+    "response",
+    "unforeseen",
+]
+
+_LOG = logging.getLogger(__name__)
 
 Value = bool | int | float | str | Sequence[int] | Sequence[float] | npt.NDArray[Any]
 
@@ -164,6 +177,16 @@ def error_response(pb_utils: PbUtils, error: DraftgateError) -> Any:
     """A response that carries `error`, readable by `errors.from_wire`."""
     code = getattr(pb_utils.TritonError, _TRITON_CODES.get(error.code, "INTERNAL"))
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(to_wire(error), code))
+
+
+def unforeseen(error: Exception) -> DraftgateError:
+    """What a caller hears of a mistake of ours: its kind and no more, for its text may hold theirs.
+
+    Where it happened goes to the log, without that text.
+    """
+    places = "".join(traceback.format_tb(error.__traceback__))
+    _LOG.error("a request failed with %s:\n%s", type(error).__name__, places)
+    return DraftgateError(ErrorCode.INTERNAL, f"the model failed ({type(error).__name__})")
 
 
 @contextmanager

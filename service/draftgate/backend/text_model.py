@@ -14,6 +14,7 @@ from draftgate.backend.tensors import (
     load_pb_utils,
     loading,
     response,
+    unforeseen,
 )
 from draftgate.contract import TensorSpec
 from draftgate.errors import DraftgateError
@@ -48,4 +49,6 @@ class TextModel(ABC):
             values = self.answer(self._tokenizer, Inputs(self._pb_utils, request, self.inputs))
         except DraftgateError as error:
             return error_response(self._pb_utils, error)
+        except Exception as error:  # noqa: BLE001 - the others of the batch must not suffer
+            return error_response(self._pb_utils, unforeseen(error))
         return response(self._pb_utils, self.outputs, values)

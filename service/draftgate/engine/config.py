@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from draftgate.checkpoint.architectures import ModelShape, model_shape
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
+from draftgate.jsonfile import read_object
 
 __all__ = ["EngineConfig", "ModelConfig"]
 
@@ -34,7 +34,7 @@ class ModelConfig:
         Raises DraftgateError(FAILED_PRECONDITION) when the folder holds no such checkpoint and
         DraftgateError(UNIMPLEMENTED) naming the part that is not supported.
         """
-        raw = _read_json(model_dir / "config.json")
+        raw = read_object(model_dir / "config.json")
         return cls(
             name=model_dir.resolve().name,
             shape=model_shape(raw),
@@ -54,7 +54,8 @@ class EngineConfig:
     threads: int = 0
     """CPU threads; 0 takes every core."""
     max_batch_rows: int = 32
-    """Most generations in one step."""
+    """Most generations in one step; fewer where the KV cache is plain memory (CUDA) and its budget
+    holds fewer sequences of full length."""
     max_sequence_tokens: int = 0
     """Longest prompt plus output; 0 takes what the checkpoint is made for."""
     kv_cache_bytes: int = 1 << 30
@@ -64,7 +65,7 @@ class EngineConfig:
     max_waiting: int = 256
     """Most requests that wait for a row; one more is refused."""
     drafter: str = "ngram"
-    """`ngram` or `none`."""
+    """A name in `engine.drafters.DRAFTERS`, or `none`."""
     draft_len: int = 4
     """Draft length K of every step; 0 never speculates."""
     ngram_min: int = 2
@@ -93,7 +94,6 @@ class EngineConfig:
         for name, allowed in (
             ("dtype", ("bfloat16", "float32")),
             ("device", ("auto", "cpu", "cuda")),
-            ("drafter", ("ngram", "none")),
         ):
             if getattr(self, name) not in allowed:
                 raise invalid_argument(name, getattr(self, name), " or ".join(allowed))
@@ -112,28 +112,11 @@ class EngineConfig:
                 raise invalid_argument(name, getattr(self, name), f"an integer {low} to {high}")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DraftgateError(
-            ErrorCode.FAILED_PRECONDITION,
-            f"{path} is missing: prepare a checkpoint with `draftgate model prepare`",
-        ) from None
-    except ValueError as error:
-        raise DraftgateError(
-            ErrorCode.FAILED_PRECONDITION, f"{path} is not JSON: {error}"
-        ) from error
-    if not isinstance(loaded, dict):
-        raise DraftgateError(ErrorCode.FAILED_PRECONDITION, f"{path} is not a JSON object")
-    return loaded
-
-
 def _quantization(model_dir: Path) -> str:
     path = model_dir / "hf_quant_config.json"
     if not path.exists():
         return ""
-    algorithm = str(_read_json(path).get("quantization", {}).get("quant_algo"))
+    algorithm = str(read_object(path).get("quantization", {}).get("quant_algo"))
     if algorithm != "FP8":
         raise DraftgateError(
             ErrorCode.UNIMPLEMENTED, f"{path}: quant_algo {algorithm} is not supported, only FP8"
@@ -143,7 +126,7 @@ def _quantization(model_dir: Path) -> str:
 
 def _eos_token_ids(raw: Mapping[str, Any], model_dir: Path) -> tuple[int, ...]:
     generation = model_dir / "generation_config.json"
-    eos = _read_json(generation).get("eos_token_id") if generation.exists() else None
+    eos = read_object(generation).get("eos_token_id") if generation.exists() else None
     if eos is None:
         eos = raw.get("eos_token_id")
     if eos is None:

@@ -32,6 +32,9 @@ _LOG = logging.getLogger(__name__)
 _IDS_KEPT = 4096
 """How many ids are remembered of stops that came first, and of generations that have ended."""
 
+_EARLY_STOP_S = 10.0
+"""How long a stop waits for the request that it overtook."""
+
 
 class Engine:
     """Runs generations on a target model. Safe to call from any thread."""
@@ -67,19 +70,24 @@ class Engine:
         self._work = threading.Condition()
         self._closing = False
         self._failure = ""
+        self._on_failure: Callable[[str], None] | None = None
         self._thread = threading.Thread(target=self._run, name="draftgate-engine", daemon=True)
 
     @classmethod
     def load(cls, model_dir: Path, config: EngineConfig) -> Engine:
         """Load a checkpoint and make an engine of it; `start` runs it."""
         config.validate()
-        cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+        cuda = config.device != "cpu" and torch.cuda.is_available()
+        if config.device == "cuda" and not cuda:
+            raise DraftgateError(ErrorCode.FAILED_PRECONDITION, "device: there is no CUDA here")
         if config.threads:
             torch.set_num_threads(config.threads)
         dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
         return cls(load_target(model_dir, dtype, torch.device("cuda" if cuda else "cpu")), config)
 
-    def start(self) -> None:
+    def start(self, on_failure: Callable[[str], None] | None = None) -> None:
+        """Begin to run. `on_failure` hears why, after every request has, if a step ever fails."""
+        self._on_failure = on_failure
         self._thread.start()
 
     def close(self) -> None:
@@ -97,6 +105,16 @@ class Engine:
         Raises DraftgateError: INVALID_ARGUMENT naming a field, ALREADY_EXISTS for an id that is
         running, RESOURCE_EXHAUSTED when the queue is full, UNAVAILABLE when the engine has ended.
         """
+        try:
+            self._admit(request, sink)
+        except DraftgateError as error:
+            if error.code is not ErrorCode.ALREADY_EXISTS:
+                with self._work:
+                    # A stop for it comes too late, and is not meant for the next of this id.
+                    self._ended_ids.add(request.request_id, self._clock())
+            raise
+
+    def _admit(self, request: Request, sink: Sink) -> None:
         self._check(request)
         sequence = Sequence(
             row_id=next(self._row_ids),
@@ -114,7 +132,8 @@ class Engine:
                     f"request_id: {request.request_id!r} is already running",
                     field="request_id",
                 )
-            sequence.cancelled = self._stopped_ids.discard(request.request_id)
+            early_s = self._stopped_ids.discard(request.request_id)
+            sequence.cancelled = early_s is not None and self._clock() - early_s < _EARLY_STOP_S
             self._scheduler.add(sequence)
             self._by_id[request.request_id] = sequence
             self._ended_ids.discard(request.request_id)
@@ -131,7 +150,7 @@ class Engine:
                 sequence.cancelled = True
                 self._work.notify()
             elif request_id not in self._ended_ids:
-                self._stopped_ids.add(request_id)
+                self._stopped_ids.add(request_id, self._clock())
 
     def counters(self) -> EngineCounters:
         with self._work:
@@ -170,6 +189,8 @@ class Engine:
             self._failure = f"the engine failed: {error}"
         finally:
             self._end_all()
+        if self._failure and self._on_failure is not None:
+            self._on_failure(self._failure)
 
     def _wait_for_work(self) -> bool:
         with self._work:
@@ -181,8 +202,10 @@ class Engine:
         with self._work:
             now_s = self._clock()
             self._drop_ended(now_s)
-            draft = self._stepper.draft(self._scheduler.running)
-            lens = {row_id: len(d.token_ids) for row_id, d in draft.items()}
+        # Only this thread changes which rows run, so a drafter may take its time unlocked.
+        draft = self._stepper.draft(self._scheduler.running)
+        lens = {row_id: len(d.token_ids) for row_id, d in draft.items()}
+        with self._work:
             rows = self._scheduler.schedule(now_s, lens)
         if not rows:
             return
@@ -213,7 +236,7 @@ class Engine:
         self._scheduler.remove(sequence)
         self._stepper.forget(sequence)
         del self._by_id[sequence.request.request_id]
-        self._ended_ids.add(sequence.request.request_id)
+        self._ended_ids.add(sequence.request.request_id, self._clock())
 
     def _end_all(self) -> None:
         with self._work:
@@ -269,22 +292,20 @@ class Engine:
 
 
 class _RecentIds:
-    """The latest ids put in, so many and no more."""
+    """The latest ids put in, so many and no more, with the time of each."""
 
     def __init__(self) -> None:
-        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._ids: OrderedDict[str, float] = OrderedDict()
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._ids
 
-    def add(self, request_id: str) -> None:
-        self._ids[request_id] = None
+    def add(self, request_id: str, now_s: float) -> None:
+        self._ids[request_id] = now_s
         self._ids.move_to_end(request_id)
         while len(self._ids) > _IDS_KEPT:
             self._ids.popitem(last=False)
 
-    def discard(self, request_id: str) -> bool:
-        """Take an id out; whether it was there."""
-        was_there = request_id in self._ids
-        self._ids.pop(request_id, None)
-        return was_there
+    def discard(self, request_id: str) -> float | None:
+        """Take an id out; when it was put in, if it was there."""
+        return self._ids.pop(request_id, None)

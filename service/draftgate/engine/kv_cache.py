@@ -10,6 +10,7 @@ there the budget decides how many rows there are.
 
 from __future__ import annotations
 
+import logging
 import mmap
 
 import torch
@@ -19,6 +20,8 @@ from draftgate.engine.config import EngineConfig
 from draftgate.errors import DraftgateError, ErrorCode
 
 __all__ = ["BLOCK_TOKENS", "KVCache"]
+
+_LOG = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 16
 """Positions in one block, the unit of the budget; a whole number of pages for usual heads."""
@@ -48,10 +51,8 @@ class KVCache:
         self.total_blocks = engine.kv_cache_bytes // block_bytes
         self.max_rows = engine.max_batch_rows
         if device.type != "cpu":
-            self.max_rows = min(
-                self.max_rows, self.total_blocks * BLOCK_TOKENS // self._slot_tokens
-            )
-        if self.max_rows < 1 or self.total_blocks < self.max_rows:
+            self.max_rows = _plain_rows(engine, self._slot_tokens, block_bytes)
+        if self.total_blocks < self.max_rows:
             raise DraftgateError(
                 ErrorCode.FAILED_PRECONDITION,
                 f"kv_cache_bytes: {engine.kv_cache_bytes} holds {self.total_blocks} blocks of "
@@ -59,6 +60,7 @@ class KVCache:
                 f"max_batch_rows = {engine.max_batch_rows} rows can start with",
             )
         self._used = [0] * self.max_rows  # blocks held by each slot
+        self._touched = [0] * self.max_rows  # blocks of it that may have become memory
         extents = (
             shape.layers,
             self.max_rows,
@@ -94,11 +96,16 @@ class KVCache:
         if more > self.free_blocks:
             return False
         self._used[slot] += max(more, 0)
+        self._touched[slot] = max(self._touched[slot], self._used[slot])
         return True
+
+    def shrink(self, slot: int, tokens: int) -> None:
+        """Free the blocks beyond a row's first `tokens` positions."""
+        self._used[slot] = min(self._used[slot], self.blocks_for(tokens))
 
     def release(self, slot: int) -> None:
         """Give a slot's blocks and memory back."""
-        blocks, self._used[slot] = self._used[slot], 0
+        blocks, self._touched[slot], self._used[slot] = self._touched[slot], 0, 0
         if self._memory is not None and blocks:
             rows_bytes = self._slot_tokens * self._width * self._store.element_size()
             used_bytes = blocks * BLOCK_TOKENS * self._width * self._store.element_size()
@@ -109,7 +116,7 @@ class KVCache:
     def move(self, source: int, target: int, tokens: int) -> None:
         """Move a row's first `tokens` positions to a released slot and release its old one."""
         self._store[:, target, :tokens] = self._store[:, source, :tokens]
-        self._used[target] = self._used[source]
+        self._used[target] = self._touched[target] = self._used[source]
         self.release(source)
 
     def write(self, layer: int, index: torch.Tensor, kv: torch.Tensor) -> None:
@@ -126,6 +133,21 @@ class KVCache:
         """Views of keys and values, each [slots, kv_heads, tokens, head_dim]."""
         held = self._store[layer, first_slot:last_slot, :tokens]
         return held[:, :, 0].transpose(1, 2), held[:, :, 1].transpose(1, 2)
+
+
+def _plain_rows(engine: EngineConfig, slot_tokens: int, block_bytes: int) -> int:
+    """How many whole slots the budget holds, where they are memory from the start."""
+    slot_bytes = slot_tokens // BLOCK_TOKENS * block_bytes
+    rows = min(engine.max_batch_rows, engine.kv_cache_bytes // slot_bytes)
+    if rows < 1:
+        raise DraftgateError(
+            ErrorCode.FAILED_PRECONDITION,
+            f"kv_cache_bytes: {engine.kv_cache_bytes} does not hold one sequence of {slot_tokens} "
+            f"tokens ({slot_bytes} bytes): raise it or lower max_sequence_tokens",
+        )
+    if rows < engine.max_batch_rows:
+        _LOG.warning("the KV cache holds %d rows of %d tokens", rows, slot_tokens)
+    return rows
 
 
 class _LazyMemory:

@@ -21,7 +21,7 @@ class ScheduledRow:
     count: int
     """How many of its own tokens are computed: one when it decodes, a chunk of its prompt else."""
     draft_len: int
-    """How many drafted tokens it may add."""
+    """How many drafted tokens it adds: all that were drafted for it, or none."""
 
 
 class Scheduler:
@@ -62,6 +62,10 @@ class Scheduler:
         makes the youngest rows go back into the queue, to be computed again later, until it fits;
         drafts get what blocks are left after that, or are given up.
         """
+        for sequence in self.running:
+            # A draft that was rejected may have taken one block more than the row needs now.
+            assert sequence.slot is not None
+            self._cache.shrink(sequence.slot, max(sequence.computed, sequence.prefill_upto))
         self._admit(now_s)
         counts: dict[int, int] = {}
         chunk_left = self._config.prefill_chunk_tokens

@@ -61,7 +61,8 @@ class Stepper:
         queries = []
         for sequence in running:
             count = self._allowed(sequence)[0]
-            if sequence.decoding and count:
+            synced = self._drafter.synced_upto(sequence.row_id) == len(sequence.tokens)
+            if sequence.decoding and count and synced:
                 queries.append(DraftQuery(sequence.row_id, sequence.tokens, count))
         drafts = self._drafter.propose(queries)
         return {q.row_id: d for q, d in zip(queries, drafts, strict=True) if d.token_ids}
@@ -75,9 +76,7 @@ class Stepper:
             if row.sequence.computed == 0:
                 # New, or put back a while ago and now computed again from its start.
                 self.forget(row.sequence)
-        granted = [
-            _shortened(drafts.get(row.sequence.row_id, Draft()), row.draft_len) for row in rows
-        ]
+        granted = [drafts[row.sequence.row_id] if row.draft_len else Draft() for row in rows]
         logits = self._forward(rows, granted)
         greedy = self._greedy(rows, granted, logits)
         outputs, first = [], 0
@@ -269,13 +268,6 @@ class Stepper:
 def _plain_greedy(sequence: Sequence) -> bool:
     params = sequence.request.params
     return params.greedy and not params.has_penalties
-
-
-def _shortened(draft: Draft, count: int) -> Draft:
-    if len(draft.token_ids) <= count:
-        return draft
-    probabilities = draft.probabilities
-    return Draft(draft.token_ids[:count], None if probabilities is None else probabilities[:count])
 
 
 def _logprobs(

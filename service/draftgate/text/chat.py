@@ -99,6 +99,12 @@ class ChatTemplate:
                 f"{field}: refused by the model's chat template: {error}",
                 field=field,
             ) from error
+        except Exception as error:  # a template is a program and may do anything
+            raise DraftgateError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"{field}: the model's chat template failed on them ({type(error).__name__})",
+                field=field,
+            ) from error
 
 
 def load_chat_template(model_dir: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:

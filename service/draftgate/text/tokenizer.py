@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.jsonfile import read_object
 from draftgate.text.chat import ChatTemplate, Message, check_text, load_chat_template
 from draftgate.text.decoding import IdDecoder, make_decoder
 
@@ -35,9 +36,9 @@ class Tokenizer:
         Raises DraftgateError: FAILED_PRECONDITION for a file that is missing or cannot be read,
         UNIMPLEMENTED for a tokenizer whose decoder is not supported.
         """
-        description = _read_json(model_dir / "tokenizer.json")
+        description = read_object(model_dir / "tokenizer.json")
         config_path = model_dir / "tokenizer_config.json"
-        config = _read_json(config_path) if config_path.is_file() else {}
+        config = read_object(config_path) if config_path.is_file() else {}
         # Truncation and padding are left from training; a prompt is taken as it stands.
         description |= {"truncation": None, "padding": None}
         fast = _parse(description, model_dir)
@@ -128,16 +129,3 @@ def _parse(description: Mapping[str, Any], model_dir: Path) -> FastTokenizer:
             ErrorCode.FAILED_PRECONDITION,
             f"{model_dir / 'tokenizer.json'} is not a tokenizer: {error}",
         ) from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not valid JSON"
-        raise DraftgateError(
-            ErrorCode.FAILED_PRECONDITION, f"cannot read {path}: {reason}"
-        ) from error
-    if not isinstance(found, dict):
-        raise DraftgateError(ErrorCode.FAILED_PRECONDITION, f"{path} is not a JSON object")
-    return found

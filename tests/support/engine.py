@@ -148,13 +148,21 @@ class Running:
 
 @contextmanager
 def running(
-    target: Target, *, clock: Callable[[], float] | None = None, **settings: Any
+    target: Target,
+    *,
+    clock: Callable[[], float] | None = None,
+    started: bool = True,
+    **settings: Any,
 ) -> Iterator[Running]:
-    """A started engine, checked for leftovers when the test is done with it."""
+    """An engine, checked for leftovers when the test is done with it.
+
+    started: whether it runs already; else what is submitted before `start` arrives all at once.
+    """
     defaults = {"dtype": "float32", "device": "cpu", "kv_cache_bytes": 1 << 28}
     config = EngineConfig.from_mapping({**defaults, **settings})
     engine = Engine(target, config) if clock is None else Engine(target, config, clock=clock)
-    engine.start()
+    if started:
+        engine.start()
     try:
         yield Running(engine)
     finally:
