@@ -86,7 +86,7 @@ class Bounds:
     weight_copies: float = 1.25
     """Growth of resident memory at load, as a multiple of the weights: once, not twice."""
     kv_share_low: float = 0.9
-    """Growth of resident memory with a full KV cache, as a share of its budget."""
+    """Growth of the process's own memory with a full KV cache, as a share of its budget."""
     kv_share_high: float = 1.1
     short_growth: float = 0.02
     """Growth of resident memory from the first to the last quarter of the short requests."""
@@ -298,7 +298,7 @@ def _print_memory(report: Report) -> None:
     print(f"  highest                    {_mb(kv.highest)}", end="")
     print(f"   {kv.used_blocks} of {kv.total_blocks} blocks")
     print(f"  after                      {_mb(kv.after)}")
-    print(f"    growth / budget          {kv.share:8.2f}   of {kv.budget_bytes / 1e6:.0f} MB")
+    print(f"    own growth / budget      {kv.share:8.2f}   of {kv.budget_bytes / 1e6:.0f} MB")
     print(f"  {short.requests} short requests")
     print(f"    first quarter            {short.first_quarter_bytes / 1e6:8.1f}")
     print(f"    last quarter             {short.last_quarter_bytes / 1e6:8.1f}", end="")
