@@ -10,13 +10,14 @@ import draftgate
 
 PACKAGE = Path(draftgate.__path__[0])
 
-EVERYONE = {"errors", "contract", "sampling"}
+EVERYONE = {"errors", "contract", "sampling", "jsonfile"}
 """Leaves that anyone may import."""
 
 ALLOWED = {
     "errors": set(),
     "contract": set(),
     "sampling": {"errors"},
+    "jsonfile": {"errors"},
     "text": EVERYONE,
     "speculation": EVERYONE,
     "checkpoint": EVERYONE,
