@@ -159,7 +159,7 @@ async def test_it_ends_with_one_line_when_nobody_restarts_triton_any_more(
     assert "ERROR draftgate.upstream.tritonserver: keeping tritonserver running failed" in log
     assert "RuntimeError: [41m5mboom" in log
     assert "\x9b" not in log
-    errors = [line for line in log.splitlines() if "error: " in line]
+    errors = [line for line in log.splitlines() if line.startswith("\x1b[31merror: ")]
     assert len(errors) == 1
     assert "Triton is not kept running any more: RuntimeError: [41m5mboom" in errors[0]
 
