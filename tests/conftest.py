@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,11 @@ from draftgate.checkpoint import SilentProgress, ensure_checkpoint, packaged_sou
 from tests.fakes.triton import FakeTriton
 
 _CACHE = Path(__file__).parent.parent / "build" / "test-checkpoint"
+
+
+# Started in the background, by a CI runner say, we inherit that Ctrl-C is ignored, and so would the
+# programs whose answer to it is tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -56,7 +56,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted once per earlier occurrence in the output. In [-2, 2]."""
     seed: int | None = None
-    """With a seed, the tokens are a function of prompt, parameters and seed. In [0, 2^64)."""
+    """With a seed, chance has no part: the same prompt and parameters give the same tokens, up to
+    near ties that the arithmetic of the compute dtype may settle otherwise. In [0, 2^64)."""
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end the generation; the one that did is emitted."""
     ignore_eos: bool = False

@@ -290,6 +290,30 @@ async def test_input_that_is_no_text_is_wrong_usage() -> None:
     assert b"not UTF-8" in err
 
 
+async def test_an_argument_that_is_no_text_is_wrong_usage() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *DRAFTGATE, "generate", b"\xff\xfe", stderr=asyncio.subprocess.PIPE, env=environment()
+    )
+    _, err = await process.communicate()
+    assert process.returncode == 2
+    assert b"not UTF-8" in err
+    assert b"Traceback" not in err
+
+
+async def test_output_that_cannot_be_written_is_one_line(gateway: FakeGateway) -> None:
+    gateway.scripts.append([started(), *[target("more\n")] * 20_000, Hang()])
+    with open("/dev/full", "wb") as full:
+        process = await asyncio.create_subprocess_exec(
+            *DRAFTGATE, "generate", "Why?", "--server", gateway.address,
+            stdout=full, stderr=asyncio.subprocess.PIPE, env=environment(),
+        )  # fmt: skip
+        _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    assert err.decode().splitlines()[-1].startswith("error: the answer cannot be written: No space")
+    assert b"Traceback" not in err
+    await asyncio.wait_for(gateway.cancelled.wait(), 30)
+
+
 async def test_version() -> None:
     done = await run_in_pipe(["--version"])
     assert re.fullmatch(r"draftgate \d+\.\d+\.\d+\n", done.out)

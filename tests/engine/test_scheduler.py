@@ -26,7 +26,14 @@ LONGEST = 6 * BLOCK_TOKENS
 class Trace:
     """Stands for the stepper: computes scheduled tokens, emits, and lets rows leave."""
 
-    def __init__(self, blocks: int, rows: int, chunk: int, max_waiting: int = 1000) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        rows: int,
+        chunk: int,
+        max_waiting: int = 1000,
+        longest: int = LONGEST,
+    ) -> None:
         config = EngineConfig(
             kv_cache_bytes=blocks * BLOCK_BYTES,
             max_batch_rows=rows,
@@ -34,7 +41,8 @@ class Trace:
             max_waiting=max_waiting,
         )
         self.chunk = chunk
-        self.cache = KVCache(SHAPE, config, LONGEST, torch.float32, CPU)
+        self.longest = longest
+        self.cache = KVCache(SHAPE, config, longest, torch.float32, CPU)
         self.scheduler = Scheduler(config, self.cache)
         self.ids = itertools.count()
         self.live: list[Sequence] = []
@@ -64,7 +72,7 @@ class Trace:
         lens = {}
         for sequence in self.scheduler.running:
             if sequence.decoding:
-                room = min(sequence.budget, LONGEST - len(sequence.tokens)) - 1
+                room = min(sequence.budget, self.longest - len(sequence.tokens)) - 1
                 lens[sequence.row_id] = max(min(drafts, room), 0)
         before = {s.row_id: s.computed for s in self.scheduler.running}
         rows = self.scheduler.schedule(0.0, lens)
@@ -96,7 +104,7 @@ class Trace:
         assert sequence.slot is not None
         assert 0 < row.count <= len(sequence.tokens) - sequence.computed
         written = range(sequence.computed, sequence.computed + row.count + row.draft_len)
-        assert len(written) + sequence.computed <= LONGEST
+        assert len(written) + sequence.computed <= self.longest
         held = self.cache.used_blocks
         assert self.cache.grow(sequence.slot, written.stop)
         assert self.cache.used_blocks == held  # the room was made before
@@ -108,12 +116,12 @@ class Trace:
         sequence.computed += kept
         sequence.tokens += [0] * (kept + 1)
         sequence.prefill_upto = len(sequence.tokens) - 1
-        if sequence.budget <= 0 or len(sequence.tokens) >= LONGEST:
+        if sequence.budget <= 0 or len(sequence.tokens) >= self.longest:
             self.remove(sequence)
 
     @staticmethod
     def _value(sequence: Sequence, position: int) -> float:
-        return float(1 + sequence.row_id * LONGEST + position)
+        return float(1 + sequence.row_id * self.longest + position)
 
 
 REQUESTS = st.tuples(st.integers(1, LONGEST - 1), st.integers(1, 60))
@@ -226,3 +234,23 @@ def test_a_full_queue_refuses() -> None:
     trace.remove(trace.live[0])
     trace.step()
     trace.add(10, 5)
+
+
+def test_a_long_prompt_takes_smaller_chunks_while_others_decode() -> None:
+    """The longer its context, the dearer a prompt's token is for the rows that wait."""
+    trace = Trace(blocks=1000, rows=2, chunk=128, longest=4096)
+    alone = trace.add(4000, 8)
+    assert [row.count for _ in range(3) for row in trace.step()] == [128] * 3
+    trace.remove(alone)
+    decoding = trace.add(8, 1000)
+    trace.step()
+    prompt = trace.add(4000, 8)
+    chunks = []
+    while not prompt.decoding:
+        rows = {row.sequence.row_id: row.count for row in trace.step()}
+        assert rows[decoding.row_id] == 1
+        chunks.append(rows[prompt.row_id])
+    assert sum(chunks) == 4000
+    assert chunks[0] == 128
+    assert all(later <= earlier for earlier, later in itertools.pairwise(chunks))
+    assert 16 <= chunks[-2] < 32

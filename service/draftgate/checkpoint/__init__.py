@@ -6,6 +6,7 @@ when a checkpoint has to be made.
 
 from __future__ import annotations
 
+from draftgate.checkpoint.check import check_checkpoint
 from draftgate.checkpoint.comparison import Agreement, Scorer, compare_with_source
 from draftgate.checkpoint.inspection import CheckpointReport, inspect_checkpoint
 from draftgate.checkpoint.packaged import packaged_source
@@ -19,6 +20,7 @@ __all__ = [
     "Progress",
     "Scorer",
     "SilentProgress",
+    "check_checkpoint",
     "compare_with_source",
     "ensure_checkpoint",
     "inspect_checkpoint",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from draftgate import __version__
 from draftgate.checkpoint.files import read_json, sha256, write_json
@@ -70,13 +72,32 @@ def fault(folder: Path, source: SourceIdentity) -> str:
             return "it was prepared by another version of Draftgate"
         if manifest["source"]["sha256"] != source.sha256:
             return f"it was prepared from another source ({manifest['source']['name']})"
-        files = {
-            name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()
-        }
+        files = _listed(manifest)
     except (FileNotFoundError, NotADirectoryError):
         return "it has no manifest"
     except (DraftgateError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST_FILE} is damaged"
+    return _damage(folder, files)
+
+
+def damage(folder: Path) -> str:
+    """What in `folder` is not as its manifest says, in a few words; empty if all is, or if it has
+    no manifest: somebody else made it."""
+    if not (folder / MANIFEST_FILE).is_file():
+        return ""
+    try:
+        manifest = read_json(folder / MANIFEST_FILE)
+        files = _listed(manifest)
+    except (DraftgateError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST_FILE} is damaged"
+    return _damage(folder, files)
+
+
+def _listed(manifest: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
+    return {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+
+
+def _damage(folder: Path, files: Mapping[str, tuple[int, str]]) -> str:
     if not files:
         return f"{MANIFEST_FILE} is damaged"
     for name, (size, digest) in files.items():

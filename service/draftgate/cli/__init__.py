@@ -56,8 +56,6 @@ def main() -> None:
     except PreparationFailedError:
         sys.exit(EXIT_FAILED)
     except ReaderGoneError:
-        # Python flushes stdout once more on its way out, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_READER_GONE)
 
 

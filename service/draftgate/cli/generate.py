@@ -50,6 +50,8 @@ def generate(
     if raw and system is not None:
         raise typer.BadParameter("--raw puts nothing before the prompt", param_hint="--system")
     text = _read_stdin(raw=raw) if prompt in (None, "-") else str(prompt)
+    if not options.is_text(text):
+        raise typer.BadParameter("it is not UTF-8", param_hint="PROMPT")
     if not text:
         raise typer.BadParameter("it is empty", param_hint="PROMPT")
 

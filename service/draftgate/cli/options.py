@@ -160,3 +160,8 @@ def _fill(
             raise typer.BadParameter(
                 f"{value} is too large or too small", param_hint=f"--{option}"
             ) from error
+
+
+def is_text(argument: str) -> bool:
+    """Whether an argument was UTF-8: Python lets other bytes through as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in argument)

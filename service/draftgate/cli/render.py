@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import TextIO
 
@@ -19,6 +21,7 @@ from draftgate._pb.draftgate.v1.generation_pb2 import (
     TOKEN_SOURCE_TARGET,
     TokenChunk,
 )
+from draftgate.errors import DraftgateError, ErrorCode
 
 __all__ = [
     "Kind",
@@ -91,16 +94,31 @@ class Renderer:
             self._at_line_start = True
 
     def _emit(self, text: str) -> None:
-        try:
+        with self._written():
             self._out.write(text)
-        except BrokenPipeError as error:
-            raise ReaderGoneError from error
 
     def _flush(self) -> None:
-        try:
+        with self._written():
             self._out.flush()
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
         except BrokenPipeError as error:
+            discard(self._out)
             raise ReaderGoneError from error
+        except OSError as error:
+            discard(self._out)
+            raise DraftgateError(
+                ErrorCode.INTERNAL, f"the answer cannot be written: {error.strerror}"
+            ) from error
+
+
+def discard(out: TextIO) -> None:
+    """Let what is still to be written to `out` go nowhere: Python flushes it on its way out, and
+    would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 def pieces(chunk: TokenChunk, *, show_rejected: bool) -> list[tuple[str, Kind]]:

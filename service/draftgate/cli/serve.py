@@ -66,6 +66,7 @@ def serve(
         int | None,
         typer.Option(
             min=0,
+            max=64,
             rich_help_panel=_ENGINE,
             help="Draft length of every step; 0 never speculates.",
             show_default="the engine's",
@@ -81,6 +82,7 @@ def serve(
         int | None,
         typer.Option(
             min=1,
+            max=1024,
             rich_help_panel=_ENGINE,
             help="Most generations in one step.",
             show_default="the engine's",
@@ -89,7 +91,8 @@ def serve(
     max_sequence_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1,
+            min=2,
+            max=2**24,
             rich_help_panel=_ENGINE,
             help="Longest prompt plus output.",
             show_default="the model's",
@@ -107,7 +110,7 @@ def serve(
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1, rich_help_panel=_ENGINE, help="CPU threads.", show_default="every core"
+            min=1, max=1024, rich_help_panel=_ENGINE, help="CPU threads.", show_default="every core"
         ),
     ] = None,
     model_repository: Annotated[
@@ -199,10 +202,7 @@ def _checkpoint(
         from draftgate.checkpoint import packaged_source
 
         return packaged_source(), models / _DEFAULT_MODEL
-    if not (model_dir / "config.json").is_file():
-        raise DraftgateError(
-            ErrorCode.NOT_FOUND,
-            f"{model_dir} holds no checkpoint (config.json is missing): prepare one with "
-            f"`draftgate model prepare --from SOURCE --out {model_dir}`",
-        )
+    from draftgate.checkpoint import check_checkpoint
+
+    check_checkpoint(model_dir)
     return None, model_dir

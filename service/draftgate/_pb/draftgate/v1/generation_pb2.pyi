@@ -256,7 +256,9 @@ class SamplingParameters(_message.Message):
     presence_penalty: _builtins.float
     frequency_penalty: _builtins.float
     seed: _builtins.int
-    """With a seed the tokens are a function of prompt, parameters and seed alone."""
+    """With a seed the tokens are a function of prompt, parameters and seed alone: exactly so where
+    the engine computes in float32; in bfloat16 a near tie may fall otherwise in another batch.
+    """
     ignore_eos: _builtins.bool
     logprobs: _builtins.int
     """Report the log-probability of each token and this many alternatives."""
