@@ -68,8 +68,8 @@ class Plan:
     """Positions that every row has in the cache before the step."""
     buffer_bytes: int = 256 * _MIB
     """Least size of the buffer read for the bandwidth: no cache may hold it."""
-    kv_rows: int = 32
-    kv_budget_bytes: int = EngineConfig.kv_cache_bytes
+    kv_rows: int = 16
+    kv_budget_bytes: int = 256 * _MIB
     short_requests: int = 2000
     short_rows: int = 32
 
