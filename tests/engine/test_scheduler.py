@@ -121,7 +121,7 @@ class Trace:
 
     @staticmethod
     def _value(sequence: Sequence, position: int) -> float:
-        return float(1 + sequence.row_id * self.longest + position)
+        return float(1 + sequence.row_id * 10_000 + position)
 
 
 REQUESTS = st.tuples(st.integers(1, LONGEST - 1), st.integers(1, 60))
