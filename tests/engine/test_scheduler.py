@@ -246,7 +246,7 @@ def test_a_long_prompt_takes_smaller_chunks_while_others_decode() -> None:
     trace.step()
     prompt = trace.add(4000, 8)
     chunks = []
-    while not prompt.decoding:
+    while prompt.computed < 4000:
         rows = {row.sequence.row_id: row.count for row in trace.step()}
         assert rows[decoding.row_id] == 1
         chunks.append(rows[prompt.row_id])
