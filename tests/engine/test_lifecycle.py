@@ -53,7 +53,8 @@ def at_output(index: int, action: Callable[[], Any]) -> Callable[[Stream, Output
 
 
 def test_a_long_prompt_holds_nobody_up_for_more_than_a_chunk(tiny: Target) -> None:
-    """A decoding row emits on every step while 2,000 tokens are taken in, 128 at a time."""
+    """A decoding row emits on every step while 2,000 tokens are taken in, at most 128 at a time
+    and not for ever."""
     with running(tiny, prefill_chunk_tokens=128, drafter="none") as engine:
         long: list[Stream] = []
         steps: list[int] = []
@@ -70,12 +71,13 @@ def test_a_long_prompt_holds_nobody_up_for_more_than_a_chunk(tiny: Target) -> No
         def note(stream: Stream, output: Output) -> None:
             arrived.append(engine.engine.counters().steps)
 
-        short = engine.submit("short", PROMPT, greedy(40), on_output=hook)
+        short = engine.submit("short", PROMPT, greedy(80), on_output=hook)
         short.wait()
         long[0].wait()
-    assert np.diff(steps).tolist() == [1] * 39
-    assert arrived[0] - steps[3] == math.ceil(2000 / 128)
-    assert rows == [1] * 4 + [2] * 16 + [1] * 20
+    assert np.diff(steps).tolist() == [1] * 79
+    taken = arrived[0] - steps[3]
+    assert math.ceil(2000 / 128) <= taken <= 60
+    assert rows == [1] * 4 + [2] * taken + [1] * (76 - taken)
 
 
 def test_prompts_of_every_length_around_the_chunk(tiny: Target) -> None:
