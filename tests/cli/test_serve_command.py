@@ -262,18 +262,24 @@ async def test_a_damaged_checkpoint_is_one_line(
     footprint.assert_gone()
 
 
-async def test_a_setting_out_of_range_is_one_line(
+async def test_an_option_out_of_range_is_wrong_usage(footprint: Footprint) -> None:
+    done = await run_in_pipe(["serve", "--draft-len", "1000"], env=footprint.env)
+    assert done.code == 2
+    assert "--draft-len" in done.err
+    footprint.assert_gone()
+
+
+async def test_a_setting_that_the_engine_refuses_is_one_line(
     footprint: Footprint, checkpoint_dir: Path
 ) -> None:
     done = await run_in_pipe(
         ["serve", "--listen", "127.0.0.1:0", "--model-dir", str(checkpoint_dir),
-         "--draft-len", "1000"],
+         "--kv-cache-mib", "1"],
         env=footprint.env,
     )  # fmt: skip
     assert done.code == 1
-    assert [line for line in done.err.splitlines() if line.startswith("error: ")] == [
-        "error: draft_len: got 1000, allowed: an integer 0 to 64"
-    ]
+    [line] = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: kv_cache_bytes: 1048576 holds ")
     footprint.assert_gone()
 
 
