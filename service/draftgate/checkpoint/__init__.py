@@ -12,6 +12,7 @@ from draftgate.checkpoint.inspection import CheckpointReport, inspect_checkpoint
 from draftgate.checkpoint.packaged import packaged_source
 from draftgate.checkpoint.progress import ConsoleProgress, Progress, SilentProgress
 from draftgate.checkpoint.store import ensure_checkpoint, prepare
+from draftgate.checkpoint.vocabulary import vocabulary_digest
 
 __all__ = [
     "Agreement",
@@ -26,4 +27,5 @@ __all__ = [
     "inspect_checkpoint",
     "packaged_source",
     "prepare",
+    "vocabulary_digest",
 ]

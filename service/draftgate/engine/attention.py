@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from draftgate.engine.kv_cache import KVCache
+from draftgate.engine.kv_cache import KVStore
 
 __all__ = ["AttentionPlan", "RowSpan", "plan_attention"]
 
@@ -71,26 +71,26 @@ class AttentionPlan:
     kv_heads: int
     head_dim: int
 
-    def attend(self, query: torch.Tensor, cache: KVCache, layer: int) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, store: KVStore, layer: int) -> torch.Tensor:
         """query [tokens, heads, head_dim] to context [tokens, heads * head_dim]."""
         if len(self.calls) == 1 and self.calls[0].packed is None:
-            return self._run(self.calls[0], query, cache, layer)
+            return self._run(self.calls[0], query, store, layer)
         out = query.new_empty(query.shape[0], self.heads * self.head_dim)
         for call in self.calls:
-            answered = self._run(call, query, cache, layer)
+            answered = self._run(call, query, store, layer)
             assert call.packed is not None
             assert call.source is not None
             out.index_copy_(0, call.packed, answered.index_select(0, call.source))
         return out
 
-    def _run(self, call: _Call, query: torch.Tensor, cache: KVCache, layer: int) -> torch.Tensor:
+    def _run(self, call: _Call, query: torch.Tensor, store: KVStore, layer: int) -> torch.Tensor:
         rows, group = call.last_slot - call.first_slot, self.heads // self.kv_heads
         if call.gather is not None:
             query = query.index_select(0, call.gather)
         shape = (rows, call.count, self.kv_heads, group, self.head_dim)
         grouped = query.view(shape).permute(0, 2, 3, 1, 4)
         grouped = grouped.reshape(rows, self.kv_heads, group * call.count, self.head_dim)
-        keys, values = cache.read(layer, call.first_slot, call.last_slot, call.length)
+        keys, values = store.read(layer, call.first_slot, call.last_slot, call.length)
         context = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=call.mask)
         context = context.view(rows, self.kv_heads, group, call.count, self.head_dim)
         return context.permute(0, 3, 1, 2, 4).reshape(rows * call.count, self.heads * self.head_dim)

@@ -20,6 +20,8 @@ class ModelConfig:
 
     name: str
     """What the checkpoint calls itself: the folder's name."""
+    folder: Path
+    """Where it lies."""
     shape: ModelShape
     """Sizes and position embedding."""
     quantization: str
@@ -37,6 +39,7 @@ class ModelConfig:
         raw = read_object(model_dir / "config.json")
         return cls(
             name=model_dir.resolve().name,
+            folder=model_dir,
             shape=model_shape(raw),
             quantization=_quantization(model_dir),
             eos_token_ids=_eos_token_ids(raw, model_dir),
@@ -66,6 +69,8 @@ class EngineConfig:
     """Most requests that wait for a row; one more is refused."""
     drafter: str = "ngram"
     """A name in `engine.drafters.DRAFTERS`, or `none`."""
+    drafter_dir: str = ""
+    """The folder of the drafter's weights, where it has any."""
     draft_len: int = 4
     """Draft length K of every step; 0 never speculates."""
     ngram_min: int = 2

@@ -51,13 +51,19 @@ class Engine:
         self.config = config
         self._clock = clock
         wanted = sequence_limit(target.config, config)
-        self._cache = KVCache(target.config.shape, config, wanted, target.dtype, target.device)
+        drafter = make_drafter(config, target)
+        shapes = [target.kv_shape]
+        if drafter is not None and drafter.kv_shape is not None:
+            shapes.append(drafter.kv_shape)
+        self._cache = KVCache(shapes, config, wanted, target.dtype, target.device)
+        if drafter is not None and drafter.kv_shape is not None:
+            drafter.attach(self._cache.stores[1])
         self.max_sequence_tokens = min(wanted, self._cache.total_blocks * BLOCK_TOKENS)
         self._scheduler = Scheduler(config, self._cache)
         self._stepper = Stepper(
             target,
             self._cache,
-            make_drafter(config),
+            drafter,
             config.draft_len,
             self.max_sequence_tokens,
             clock,

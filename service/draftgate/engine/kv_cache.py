@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import logging
 import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from draftgate.checkpoint.architectures import ModelShape
 from draftgate.engine.config import EngineConfig
 from draftgate.errors import DraftgateError, ErrorCode
 
-__all__ = ["BLOCK_TOKENS", "KVCache"]
+__all__ = ["BLOCK_TOKENS", "KVCache", "KVShape", "KVStore"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,31 +28,96 @@ BLOCK_TOKENS = 16
 """Positions in one block, the unit of the budget; a whole number of pages for usual heads."""
 
 
+@dataclass(frozen=True)
+class KVShape:
+    """What one model keeps for a position."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def width(self) -> int:
+        """Numbers for a position in one layer, keys and values."""
+        return 2 * self.kv_heads * self.head_dim
+
+
+class KVStore:
+    """One model's keys and values in every slot: what its attention reads and writes."""
+
+    def __init__(
+        self, shape: KVShape, slots: int, slot_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._shape = shape
+        self._slots = slots
+        self._slot_tokens = slot_tokens
+        extents = (shape.layers, slots, slot_tokens, 2, shape.kv_heads, shape.head_dim)
+        self._memory = _LazyMemory(extents, dtype) if device.type == "cpu" else None
+        self._tensor = (
+            self._memory.tensor
+            if self._memory is not None
+            else torch.zeros(extents, dtype=dtype, device=device)
+        )
+        self._flat = [layer.view(-1, shape.width) for layer in self._tensor]
+
+    def write(self, layer: int, index: torch.Tensor, kv: torch.Tensor) -> None:
+        """Store keys and values kv [tokens, 2 * kv_heads * head_dim] at `index` [tokens]."""
+        self._flat[layer].index_copy_(0, index, kv)
+
+    def index_of(self, slot: int, position: int) -> int:
+        """Where `write` puts a slot's position."""
+        return slot * self._slot_tokens + position
+
+    def read(
+        self, layer: int, first_slot: int, last_slot: int, tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of keys and values, each [slots, kv_heads, tokens, head_dim]."""
+        held = self._tensor[layer, first_slot:last_slot, :tokens]
+        return held[:, :, 0].transpose(1, 2), held[:, :, 1].transpose(1, 2)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copy a slot's first `tokens` positions to another."""
+        self._tensor[:, target, :tokens] = self._tensor[:, source, :tokens]
+
+    def give_back(self, slot: int, tokens: int) -> None:
+        """Return the memory of a slot's first `tokens` positions to the system."""
+        if self._memory is None:
+            return
+        position_bytes = self._shape.width * self._tensor.element_size()
+        for layer in range(self._shape.layers):
+            start = (layer * self._slots + slot) * self._slot_tokens
+            self._memory.give_back(start * position_bytes, tokens * position_bytes)
+
+
 class KVCache:
-    """Keys and values of every row. Rows are slots 0 to `max_rows` - 1."""
+    """Keys and values of every row, of one model or of several that take in the same tokens.
+
+    Rows are slots 0 to `max_rows` - 1. A drafter's store has the slots of the target's, so a row
+    grows, moves and leaves in both at once.
+    """
 
     def __init__(
         self,
-        shape: ModelShape,
+        shapes: Sequence[KVShape],
         engine: EngineConfig,
         max_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`max_tokens`: longest sequence, in positions.
+        """`shapes`: the models' in the order of `stores`; `max_tokens`: longest sequence, in
+        positions.
 
         Raises DraftgateError(FAILED_PRECONDITION) when the budget holds not even one block for
         each row, or the address space cannot be had.
         """
-        self._slot_tokens = -(-max_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
-        self._width = 2 * shape.kv_heads * shape.head_dim
-        self._layers = shape.layers
-        block_bytes = BLOCK_TOKENS * self._width * dtype.itemsize * shape.layers
+        slot_tokens = -(-max_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+        numbers = sum(shape.layers * shape.width for shape in shapes)
+        block_bytes = BLOCK_TOKENS * numbers * dtype.itemsize
         self.block_bytes = block_bytes
         self.total_blocks = engine.kv_cache_bytes // block_bytes
         self.max_rows = engine.max_batch_rows
         if device.type != "cpu":
-            self.max_rows = _plain_rows(engine, self._slot_tokens, block_bytes)
+            self.max_rows = _plain_rows(engine, slot_tokens, block_bytes)
         if self.total_blocks < self.max_rows:
             raise DraftgateError(
                 ErrorCode.FAILED_PRECONDITION,
@@ -61,22 +127,9 @@ class KVCache:
             )
         self._used = [0] * self.max_rows  # blocks held by each slot
         self._touched = [0] * self.max_rows  # blocks of it that may have become memory
-        extents = (
-            shape.layers,
-            self.max_rows,
-            self._slot_tokens,
-            2,
-            shape.kv_heads,
-            shape.head_dim,
+        self.stores = tuple(
+            KVStore(shape, self.max_rows, slot_tokens, dtype, device) for shape in shapes
         )
-        self._memory = _LazyMemory(extents, dtype) if device.type == "cpu" else None
-        store = (
-            self._memory.tensor
-            if self._memory is not None
-            else torch.zeros(extents, dtype=dtype, device=device)
-        )
-        self._store = store
-        self._flat = [layer.view(-1, self._width) for layer in store]  # [slots * tokens, width]
 
     @property
     def used_blocks(self) -> int:
@@ -106,33 +159,16 @@ class KVCache:
     def release(self, slot: int) -> None:
         """Give a slot's blocks and memory back."""
         blocks, self._touched[slot], self._used[slot] = self._touched[slot], 0, 0
-        if self._memory is not None and blocks:
-            rows_bytes = self._slot_tokens * self._width * self._store.element_size()
-            used_bytes = blocks * BLOCK_TOKENS * self._width * self._store.element_size()
-            for layer in range(self._layers):
-                start_bytes = (layer * self.max_rows + slot) * rows_bytes
-                self._memory.give_back(start_bytes, used_bytes)
+        if blocks:
+            for store in self.stores:
+                store.give_back(slot, blocks * BLOCK_TOKENS)
 
     def move(self, source: int, target: int, tokens: int) -> None:
         """Move a row's first `tokens` positions to a released slot and release its old one."""
-        self._store[:, target, :tokens] = self._store[:, source, :tokens]
+        for store in self.stores:
+            store.copy(source, target, tokens)
         self._used[target] = self._touched[target] = self._used[source]
         self.release(source)
-
-    def write(self, layer: int, index: torch.Tensor, kv: torch.Tensor) -> None:
-        """Store keys and values kv [tokens, 2 * kv_heads * head_dim] at `index` [tokens]."""
-        self._flat[layer].index_copy_(0, index, kv)
-
-    def index_of(self, slot: int, position: int) -> int:
-        """Where `write` puts a slot's position."""
-        return slot * self._slot_tokens + position
-
-    def read(
-        self, layer: int, first_slot: int, last_slot: int, tokens: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of keys and values, each [slots, kv_heads, tokens, head_dim]."""
-        held = self._store[layer, first_slot:last_slot, :tokens]
-        return held[:, :, 0].transpose(1, 2), held[:, :, 1].transpose(1, 2)
 
 
 def _plain_rows(engine: EngineConfig, slot_tokens: int, block_bytes: int) -> int:

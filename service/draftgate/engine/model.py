@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from draftgate.checkpoint.architectures import ModelShape
 from draftgate.engine.attention import AttentionPlan, RowSpan, plan_attention
 from draftgate.engine.config import EngineConfig, ModelConfig
-from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
+from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache, KVShape, KVStore
 from draftgate.engine.linear import Linear, pass_rows
 from draftgate.engine.rope import RopeTable, rotate_
 from draftgate.engine.weights import CheckpointReader
 
-__all__ = ["Target", "load_target", "sequence_limit"]
+__all__ = ["Pass", "Target", "load_target", "packed_places", "sequence_limit"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,16 @@ class _Layer:
     gate: Linear
     up: Linear
     down: Linear
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass gives."""
+
+    logits: torch.Tensor
+    """[wanted tokens, vocab], in the compute dtype."""
+    features: torch.Tensor | None
+    """[tokens, taps * hidden]: the tapped layers' inputs side by side; None without taps."""
 
 
 class Target:
@@ -58,6 +68,12 @@ class Target:
         self._head = loader.head()
         self._rope = RopeTable(shape.rope, shape.head_dim, shape.max_positions, dtype, device)
 
+    @property
+    def kv_shape(self) -> KVShape:
+        """What the model keeps for a position."""
+        shape = self.config.shape
+        return KVShape(shape.layers, shape.kv_heads, shape.head_dim)
+
     def plan(self, spans: Sequence[RowSpan]) -> AttentionPlan:
         """How attention runs for a step of these rows."""
         return plan_attention(
@@ -73,39 +89,57 @@ class Target:
         self,
         token_ids: torch.Tensor,
         spans: Sequence[RowSpan],
-        cache: KVCache,
+        store: KVStore,
         wanted: torch.Tensor,
-    ) -> torch.Tensor:
-        """One pass over packed tokens; their keys and values go into the cache.
+        taps: Sequence[int] = (),
+    ) -> Pass:
+        """One pass over packed tokens; their keys and values go into the store.
 
         token_ids: [tokens] int64, packed in the order of `spans`. wanted: [n] int64, the packed
-        tokens whose logits are needed. Returns logits [n, vocab] in the compute dtype.
+        tokens whose logits are needed. taps: rising numbers of layers whose inputs a drafter
+        reads; as many as there are layers is the output of the last.
         """
-        where: list[int] = []
-        positions: list[int] = []
-        for span in spans:
-            where.extend(
-                range(cache.index_of(span.slot, span.start), cache.index_of(span.slot, span.length))
-            )
-            positions.extend(range(span.start, span.length))
-        index = torch.tensor(where, device=self.device)
-        cos, sin = self._rope.at(torch.tensor(positions, device=self.device))
+        index, positions = packed_places(spans, store, self.device)
+        cos, sin = self._rope.at(positions)
         plan = self.plan(spans)
-        x = self._padded(self._embedding[token_ids].to(self.dtype))
+        x = self._padded(self.embedded(token_ids))
+        tapped = []
         for number, layer in enumerate(self._layers):
-            x = self._layer(x, number, layer, cos, sin, index, plan, cache)
+            if number in taps:
+                tapped.append(x[: len(index)])
+            x = self._layer(x, number, layer, cos, sin, index, plan, store)
+        if len(self._layers) in taps:
+            tapped.append(x[: len(index)])
         last = self._padded(x.index_select(0, wanted))
-        return self._head(self._normed(last, self._norm))[: len(wanted)]
+        logits = self._head(self._normed(last, self._norm))[: len(wanted)]
+        return Pass(logits, torch.cat(tapped, dim=1) if tapped else None)
+
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The embeddings [tokens, hidden] of token_ids [tokens], in the compute dtype."""
+        return self._embedding[token_ids].to(self.dtype)
 
     def score(self, ids: Sequence[int]) -> torch.Tensor:
         """Logits [tokens, vocab] in fp32 after each of these tokens."""
-        lone = EngineConfig(max_batch_rows=1, kv_cache_bytes=1 << 62)
-        cache = KVCache(self.config.shape, lone, len(ids) + BLOCK_TOKENS, self.dtype, self.device)
         with torch.inference_mode():
-            tokens = torch.tensor(ids, device=self.device)
-            span = RowSpan(slot=0, start=0, count=len(ids))
             everything = torch.arange(len(ids), device=self.device)
-            return self.forward(tokens, [span], cache, everything).float()
+            return self._lone_pass(ids, everything, ()).logits.float()
+
+    def features(self, ids: Sequence[int], taps: Sequence[int]) -> torch.Tensor:
+        """What a pass over these tokens taps, [tokens, taps * hidden] in the compute dtype."""
+        with torch.inference_mode():
+            nothing = torch.empty(0, dtype=torch.long, device=self.device)
+            found = self._lone_pass(ids, nothing, taps).features
+        assert found is not None
+        return found
+
+    def _lone_pass(self, ids: Sequence[int], wanted: torch.Tensor, taps: Sequence[int]) -> Pass:
+        """One pass over a sequence that nothing else shares, with a cache of its own."""
+        lone = EngineConfig(max_batch_rows=1, kv_cache_bytes=1 << 62)
+        room = len(ids) + BLOCK_TOKENS
+        cache = KVCache([self.kv_shape], lone, room, self.dtype, self.device)
+        tokens = torch.tensor(ids, device=self.device)
+        span = RowSpan(slot=0, start=0, count=len(ids))
+        return self.forward(tokens, [span], cache.stores[0], wanted, taps)
 
     def _layer(
         self,
@@ -116,7 +150,7 @@ class Target:
         sin: torch.Tensor,
         index: torch.Tensor,
         plan: AttentionPlan,
-        cache: KVCache,
+        store: KVStore,
     ) -> torch.Tensor:
         # x has rows of padding beyond the tokens: they pass through the linears and nothing else.
         config, tokens = self.config.shape, len(index)
@@ -129,8 +163,8 @@ class Target:
             keys = heads[:, config.heads : rotated_heads]
             heads[:, config.heads : rotated_heads] = self._normed(keys, layer.key_norm)
         rotate_(heads[:, :rotated_heads], cos, sin)
-        cache.write(number, index, qkv[:, query_width:])
-        context = self._padded(plan.attend(heads[:, : config.heads], cache, number))
+        store.write(number, index, qkv[:, query_width:])
+        context = self._padded(plan.attend(heads[:, : config.heads], store, number))
         x = layer.output.plus(context, x)
         h = self._normed(x, layer.feed_forward_norm)
         return layer.down.plus(layer.up.times(h, layer.gate.silu(h)), x)
@@ -142,6 +176,19 @@ class Target:
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight, self.config.shape.norm_eps)
+
+
+def packed_places(
+    spans: Sequence[RowSpan], store: KVStore, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where in the store, and at which position of its row, each packed token is: [tokens] each."""
+    where: list[int] = []
+    positions: list[int] = []
+    for span in spans:
+        first = store.index_of(span.slot, span.start)
+        where.extend(range(first, first + span.count))
+        positions.extend(range(span.start, span.length))
+    return torch.tensor(where, device=device), torch.tensor(positions, device=device)
 
 
 def load_target(model_dir: Path, dtype: torch.dtype, device: torch.device | None = None) -> Target:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from draftgate.contract import DraftSource, FinishReason, GateReason
+from draftgate.contract import FinishReason, GateReason
 from draftgate.engine.attention import RowSpan
-from draftgate.engine.drafters import Draft, Drafter, DraftQuery
+from draftgate.engine.drafters import Draft, Drafter, DraftQuery, Settled
 from draftgate.engine.kv_cache import KVCache
-from draftgate.engine.model import Target
+from draftgate.engine.model import Pass, Target
 from draftgate.engine.request import Output, VerifyStep
 from draftgate.engine.sampler import most_likely
 from draftgate.engine.scheduler import ScheduledRow
@@ -55,17 +55,32 @@ class Stepper:
         self.totals = StepTotals()
 
     def draft(self, running: ListOf[Sequence]) -> dict[int, Draft]:
-        """Drafts by row id for the rows that decode and may speculate."""
+        """Drafts by row id for the rows that decode and may speculate: an empty one where the
+        cache has no room, none where nothing was proposed."""
         if self._drafter is None:
             return {}
-        queries = []
+        queries, drafts = [], {}
         for sequence in running:
             count = self._allowed(sequence)[0]
-            synced = self._drafter.synced_upto(sequence.row_id) == len(sequence.tokens)
-            if sequence.decoding and count and synced:
-                queries.append(DraftQuery(sequence.row_id, sequence.tokens, count))
-        drafts = self._drafter.propose(queries)
-        return {q.row_id: d for q, d in zip(queries, drafts, strict=True) if d.token_ids}
+            if not sequence.decoding or not count:
+                continue
+            assert sequence.slot is not None
+            # A drafter with a cache of its own writes where the target will, before it does.
+            if not self._cache.grow(sequence.slot, len(sequence.tokens) + count):
+                drafts[sequence.row_id] = Draft()
+                continue
+            query = DraftQuery(
+                row_id=sequence.row_id,
+                slot=sequence.slot,
+                tokens=sequence.tokens,
+                count=count,
+                sampler=sequence.sampler,
+            )
+            queries.append(query)
+        for query, draft in zip(queries, self._drafter.propose(queries), strict=True):
+            if draft.token_ids:
+                drafts[query.row_id] = draft
+        return drafts
 
     def run(
         self, rows: ListOf[ScheduledRow], drafts: dict[int, Draft]
@@ -77,23 +92,25 @@ class Stepper:
                 # New, or put back a while ago and now computed again from its start.
                 self.forget(row.sequence)
         granted = [drafts[row.sequence.row_id] if row.draft_len else Draft() for row in rows]
-        logits = self._forward(rows, granted)
-        greedy = self._greedy(rows, granted, logits)
+        done = self._forward(rows, granted)
+        greedy = self._greedy(rows, done.logits)
+        starts = [row.sequence.computed for row in rows]
         outputs, first = [], 0
         for row, draft in zip(rows, granted, strict=True):
             sequence = row.sequence
             prefilling = not sequence.decoding
             sequence.computed += row.count
             if not sequence.decoding:
-                self._observe(sequence, sequence.computed)
                 continue
             last = first + len(draft.token_ids) + 1
-            accepted, token = self._verify(sequence, draft, logits[first:last], greedy[first:last])
+            logits = done.logits[first:last]
+            accepted, token = self._verify(sequence, draft, logits, greedy[first:last])
             proposed = sequence.row_id in drafts
             reason = GateReason.PREFILL if prefilling else self._reason(sequence, draft, proposed)
-            output = self._emit(sequence, draft, accepted, token, logits[first:last], reason)
+            output = self._emit(sequence, draft, accepted, token, logits, reason)
             outputs.append((sequence, replace(output, batch_rows=len(rows))))
             first = last
+        self._observe(rows, granted, starts, done)
         return outputs
 
     def send_last(
@@ -133,8 +150,9 @@ class Stepper:
             return cap, GateReason.REQUEST_CAP
         return self._draft_len, GateReason.FIXED
 
-    def _forward(self, rows: ListOf[ScheduledRow], drafts: ListOf[Draft]) -> torch.Tensor:
-        """Logits [positions, vocab] of the rows that emit: after their last token and drafts."""
+    def _forward(self, rows: ListOf[ScheduledRow], drafts: ListOf[Draft]) -> Pass:
+        """The target's pass; its logits are those of the rows that emit: after their last token
+        and after each of their drafts."""
         spans: list[RowSpan] = []
         token_ids: list[int] = []
         wanted: list[int] = []
@@ -152,13 +170,12 @@ class Stepper:
         return self._target.forward(
             torch.tensor(token_ids, device=device),
             spans,
-            self._cache,
+            self._cache.stores[0],
             torch.tensor(wanted, dtype=torch.long, device=device),
+            self._drafter.taps if self._drafter is not None else (),
         )
 
-    def _greedy(
-        self, rows: ListOf[ScheduledRow], drafts: ListOf[Draft], logits: torch.Tensor
-    ) -> list[int]:
+    def _greedy(self, rows: ListOf[ScheduledRow], logits: torch.Tensor) -> list[int]:
         """The most likely token at each position, in one go; needed by plain greedy rows only."""
         plain = any(_plain_greedy(row.sequence) for row in rows)
         return most_likely(logits) if plain and len(logits) else [0] * len(logits)
@@ -175,7 +192,7 @@ class Stepper:
         probabilities = sampler.probabilities(logits.float(), ids)
         if sampler.params.seed is not None:
             return verify_equal(sampler.coupled(probabilities, len(sequence.tokens)), ids)
-        return verify_rejection(probabilities, ids, draft.probabilities, sampler.generator)
+        return verify_rejection(probabilities, draft, sampler.generator)
 
     def _emit(
         self,
@@ -196,7 +213,6 @@ class Stepper:
         sequence.tokens.extend(tokens)
         sequence.prefill_upto = len(sequence.tokens) - 1
         sequence.sampler.observe(tokens)
-        self._observe(sequence, len(sequence.tokens))
         self._count(draft, accepted, len(tokens))
         output = self._output(sequence, draft, accepted, tokens, logits, gate_reason, reason)
         sequence.chunks += 1
@@ -221,9 +237,33 @@ class Stepper:
             return reason
         return GateReason.BUDGET if proposed else GateReason.NO_DRAFT
 
-    def _observe(self, sequence: Sequence, upto: int) -> None:
-        if self._drafter is not None:
-            self._drafter.observe(sequence.row_id, sequence.tokens, upto)
+    def _observe(
+        self,
+        rows: ListOf[ScheduledRow],
+        drafts: ListOf[Draft],
+        starts: ListOf[int],
+        done: Pass,
+    ) -> None:
+        """Tell the drafter what is settled after a pass over rows that had begun at `starts`."""
+        if self._drafter is None:
+            return
+        settled, packed = [], 0
+        for row, draft, start in zip(rows, drafts, starts, strict=True):
+            sequence = row.sequence
+            assert sequence.slot is not None
+            settled.append(
+                Settled(
+                    row_id=sequence.row_id,
+                    slot=sequence.slot,
+                    tokens=sequence.tokens,
+                    start=start,
+                    computed=sequence.computed,
+                    packed=packed,
+                    draft=draft,
+                )
+            )
+            packed += row.count + len(draft.token_ids)
+        self._drafter.observe(settled, done.features)
 
     def _count(self, draft: Draft, accepted: int, emitted: int) -> None:
         self.totals.emitted_tokens += emitted
@@ -247,8 +287,7 @@ class Stepper:
         logprobs, top_ids, top_logprobs = _logprobs(
             sequence.request.params.logprobs, tokens, logits
         )
-        source = self._drafter.source if self._drafter is not None else DraftSource.NONE
-        step = VerifyStep(draft.token_ids, accepted, source) if draft.token_ids else None
+        step = VerifyStep(draft.token_ids, accepted, draft.source) if draft.token_ids else None
         return Output(
             request_id=sequence.request.request_id,
             chunk_index=sequence.chunks,

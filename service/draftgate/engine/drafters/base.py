@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from draftgate.contract import DraftSource
+from draftgate.engine.kv_cache import KVShape, KVStore
+from draftgate.engine.sampler import RowSampler
 
-__all__ = ["Draft", "DraftQuery", "Drafter"]
+__all__ = ["Draft", "DraftQuery", "Drafter", "Settled"]
 
 
 @dataclass(frozen=True)
@@ -19,10 +21,14 @@ class DraftQuery:
 
     row_id: int
     """Names the row as long as it lives, wherever it lies in the batch."""
+    slot: int
+    """Where it lies in the KV cache now; there is room for `count` more positions."""
     tokens: Sequence[int]
     """All its tokens so far, prompt and output."""
     count: int
     """Most tokens to draft, at least 1."""
+    sampler: RowSampler
+    """How the row picks tokens."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +37,62 @@ class Draft:
 
     token_ids: tuple[int, ...] = ()
     """The drafted tokens, at most as many as asked for; may be none."""
+    source: DraftSource = DraftSource.NONE
+    """Who drafted them."""
     probabilities: torch.Tensor | None = None
-    """The distributions they were drawn from, [tokens, vocab]; None: not by chance."""
+    """The distributions they were drawn from, [tokens, n] in fp32; None: not by chance."""
+    vocabulary: torch.Tensor | None = None
+    """[n] int64: the target's ids of those n tokens; None: n is the target's whole vocabulary."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A row whose tokens went through the target, with what became of them."""
+
+    row_id: int
+    slot: int
+    tokens: Sequence[int]
+    """All its tokens now, the target's own included."""
+    start: int
+    """Position of the first token it had in the pass."""
+    computed: int
+    """Positions before it are the target's for good; from `start` on they have features."""
+    packed: int
+    """Where in the pass, counted in tokens, `start` was."""
+    draft: Draft
+    """What was verified for it; empty where nothing was drafted."""
+
+    @property
+    def accepted(self) -> int:
+        """How many of the drafted tokens were accepted and emitted."""
+        return self.computed - self.start - 1 if self.draft.token_ids else 0
+
+    @property
+    def upto(self) -> int:
+        """How many of the tokens are settled: of a prompt under way, what is computed."""
+        return min(self.computed + 1, len(self.tokens))
 
 
 class Drafter(ABC):
     """Proposes tokens for many rows at once and follows what became of them."""
 
-    source: DraftSource
-    """How its drafts are named in a response."""
+    taps: tuple[int, ...] = ()
+    """The layers of the target whose inputs `observe` needs (see `Target.forward`)."""
+
+    kv_shape: KVShape | None = None
+    """What its own model keeps for a position; None: it has no KV cache."""
+
+    def attach(self, store: KVStore) -> None:
+        """Take the store for `kv_shape`. Its slots are the target's: rows move in both at once."""
+        raise NotImplementedError
 
     @abstractmethod
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
-        """One draft for each query, in order. Each row must be synced to its last token."""
+        """One draft for each query, in order. What a row lacks is caught up with first."""
 
     @abstractmethod
-    def observe(self, row_id: int, tokens: Sequence[int], upto: int) -> None:
-        """The first `upto` of the row's `tokens` are settled: prompt, accepted or the target's."""
+    def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
+        """A pass of the target is verified. features: [tokens, taps * hidden] of that pass."""
 
     @abstractmethod
     def reset(self, row_id: int) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from draftgate.contract import DraftSource
-from draftgate.engine.drafters.base import Draft, Drafter, DraftQuery
+from draftgate.engine.drafters.base import Draft, Drafter, DraftQuery, Settled
 
 __all__ = ["NgramDrafter"]
 
@@ -17,22 +19,21 @@ __all__ = ["NgramDrafter"]
 class NgramDrafter(Drafter):
     """Looks up the last `longest` down to `shortest` tokens in the row's own past."""
 
-    source = DraftSource.NGRAM
-
     def __init__(self, shortest: int, longest: int) -> None:
         self._sizes = range(longest, shortest - 1, -1)
         self._rows: dict[int, _History] = {}
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
-        return [self._propose(query) for query in queries]
+        return [self.look_up(query)[1] for query in queries]
 
-    def observe(self, row_id: int, tokens: Sequence[int], upto: int) -> None:
-        history = self._rows.setdefault(row_id, _History())
-        for end in range(max(history.synced, 1), upto):
-            for size in self._sizes:
-                if size <= end:
-                    history.followed_at[tuple(tokens[end - size : end])] = end
-        history.synced = max(history.synced, upto)
+    def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
+        for row in rows:
+            history = self._rows.setdefault(row.row_id, _History())
+            for end in range(max(history.synced, 1), row.upto):
+                for size in self._sizes:
+                    if size <= end:
+                        history.followed_at[tuple(row.tokens[end - size : end])] = end
+            history.synced = max(history.synced, row.upto)
 
     def reset(self, row_id: int) -> None:
         self._rows.pop(row_id, None)
@@ -41,15 +42,17 @@ class NgramDrafter(Drafter):
         history = self._rows.get(row_id)
         return history.synced if history is not None else 0
 
-    def _propose(self, query: DraftQuery) -> Draft:
+    def look_up(self, query: DraftQuery) -> tuple[int, Draft]:
+        """A draft and how many tokens the match behind it has; 0 and nothing without a match."""
         history = self._rows.get(query.row_id)
         if history is None or history.synced != len(query.tokens):
-            return Draft()
+            return 0, Draft()
         for size in self._sizes:
             start = history.followed_at.get(tuple(query.tokens[-size:]))
             if start is not None:
-                return Draft(_continuation(query.tokens, start, query.count))
-        return Draft()
+                ids = _continuation(query.tokens, start, query.count)
+                return size, Draft(ids, DraftSource.NGRAM)
+        return 0, Draft()
 
 
 class _History:

@@ -1,0 +1,102 @@
+"""Prompt lookup where it pays, a model's drafts elsewhere: chosen for each row at each step.
+
+What a source is worth to a row is how many of its drafted tokens were accepted a step, learned from
+the row's own steps with older ones forgotten. A match's worth is learned by its length: long
+matches mostly go on as before, short ones mostly by accident. The choice looks at past steps alone,
+so it cannot bias what is sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from draftgate.engine.drafters.base import Draft, Drafter, DraftQuery, Settled
+from draftgate.engine.drafters.ngram import NgramDrafter
+from draftgate.engine.kv_cache import KVStore
+
+__all__ = ["HybridDrafter"]
+
+_MODEL = 0
+"""The model's place among the worths; a match's is its length."""
+
+_EXPECTED: Mapping[int, float] = {_MODEL: 1.0, 1: 0.2, 2: 0.5, 3: 1.1}
+"""Accepted tokens a step before anything is known; a longer match is worth `_EXPECTED_LONG`."""
+
+_EXPECTED_LONG = 2.0
+
+_PRIOR_STEPS = 2.0
+"""How many steps of its own a row needs to outweigh that."""
+
+_KEPT = 0.85
+"""What is kept of the past at each step of a source: half of it after four."""
+
+
+class HybridDrafter(Drafter):
+    """Chooses between an n-gram drafter and a model's."""
+
+    def __init__(self, ngram: NgramDrafter, model: Drafter) -> None:
+        self._ngram = ngram
+        self._model = model
+        self._worths: dict[int, dict[int, _Worth]] = {}
+        self._chosen: dict[int, int] = {}
+        self.taps = model.taps
+        self.kv_shape = model.kv_shape
+
+    def attach(self, store: KVStore) -> None:
+        self._model.attach(store)
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+        drafts: dict[int, Draft] = {}
+        left = []
+        for query in queries:
+            size, draft = self._ngram.look_up(query)
+            if size and self._worth(query.row_id, size) >= self._worth(query.row_id, _MODEL):
+                self._chosen[query.row_id] = size
+                drafts[query.row_id] = draft
+            else:
+                self._chosen[query.row_id] = _MODEL
+                left.append(query)
+        for query, draft in zip(left, self._model.propose(left), strict=True):
+            drafts[query.row_id] = draft
+        return [drafts[query.row_id] for query in queries]
+
+    def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
+        for row in rows:
+            if row.draft.token_ids:
+                worths = self._worths.setdefault(row.row_id, {})
+                worths.setdefault(self._chosen[row.row_id], _Worth()).add(row.accepted)
+        self._ngram.observe(rows, None)
+        self._model.observe(rows, features)
+
+    def reset(self, row_id: int) -> None:
+        self._worths.pop(row_id, None)
+        self._chosen.pop(row_id, None)
+        self._ngram.reset(row_id)
+        self._model.reset(row_id)
+
+    def synced_upto(self, row_id: int) -> int:
+        return min(self._ngram.synced_upto(row_id), self._model.synced_upto(row_id))
+
+    def _worth(self, row_id: int, source: int) -> float:
+        """Accepted tokens a step to expect."""
+        expected = _EXPECTED.get(source, _EXPECTED_LONG)
+        worth = self._worths.get(row_id, {}).get(source)
+        return expected if worth is None else worth.mean(expected)
+
+
+class _Worth:
+    """Accepted tokens a step, with forgetting."""
+
+    def __init__(self) -> None:
+        self._steps = 0.0
+        self._accepted = 0.0
+
+    def add(self, accepted: int) -> None:
+        self._steps = self._steps * _KEPT + 1
+        self._accepted = self._accepted * _KEPT + accepted
+
+    def mean(self, expected: float) -> float:
+        """The mean, leaning to what was expected while there is little to go by."""
+        return (self._accepted + _PRIOR_STEPS * expected) / (self._steps + _PRIOR_STEPS)

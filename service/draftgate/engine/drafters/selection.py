@@ -1,0 +1,73 @@
+"""How a model's drafter picks its tokens: as the row itself does, from its own distribution.
+
+A greedy row's draft is the drafter's most likely token. A row under rejection sampling draws it and
+reports the distribution. A row coupled to a seed races with the noise that the target will use at
+that position, so that the two agree as often as their distributions allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from draftgate.engine.sampler import RowSampler, filter_probabilities, most_likely
+
+__all__ = ["Picked", "pick"]
+
+
+class Picked:
+    """The tokens picked for some rows at one draft position."""
+
+    def __init__(self, ids: list[int], probabilities: torch.Tensor | None) -> None:
+        self.ids = ids
+        """[rows]: places in the drafter's vocabulary."""
+        self.probabilities = probabilities
+        """[rows, n] in fp32, what the rows that drew by chance drew from; None: no row did."""
+
+
+def pick(
+    logits: torch.Tensor,
+    samplers: Sequence[RowSampler],
+    positions: Sequence[int],
+    vocabulary: torch.Tensor | None,
+    generator: torch.Generator,
+) -> Picked:
+    """One token a row.
+
+    logits: [rows, n]. positions: [rows] absolute positions of the tokens picked. vocabulary: [n]
+    the target's ids of the drafter's tokens, None when they are the same.
+    """
+    sampled = [index for index, sampler in enumerate(samplers) if not sampler.params.greedy]
+    if not sampled:
+        return Picked(most_likely(logits), None)
+    probabilities = logits.float()
+    for setting, rows in _alike(samplers, sampled).items():
+        params = samplers[rows[0]].params
+        chosen = (logits[rows].float() / setting[0]).softmax(-1)
+        probabilities[rows] = filter_probabilities(chosen, params)
+    noise = torch.ones_like(probabilities)
+    drawn = [index for index in sampled if not samplers[index].params.coupled]
+    if drawn:
+        fresh = noise.new_empty((len(drawn), noise.shape[1]))
+        # In fp32 the noise is 0 once in 10^7 draws.
+        noise[drawn] = fresh.exponential_(generator=generator).clamp_min_(1e-30)
+    race = probabilities / noise
+    for index in sampled:
+        if samplers[index].params.coupled:
+            keyed = samplers[index].noise(positions[index])
+            keyed = keyed if vocabulary is None else keyed[vocabulary]
+            race[index] = (probabilities[index].double() / keyed).float()
+    return Picked(most_likely(race), probabilities if drawn else None)
+
+
+def _alike(
+    samplers: Sequence[RowSampler], rows: Sequence[int]
+) -> dict[tuple[float, float, int, float], list[int]]:
+    """The rows by what shapes their distribution."""
+    groups: dict[tuple[float, float, int, float], list[int]] = {}
+    for index in rows:
+        params = samplers[index].params
+        key = (params.temperature, params.min_p, params.top_k, params.top_p)
+        groups.setdefault(key, []).append(index)
+    return groups

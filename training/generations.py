@@ -1,0 +1,224 @@
+"""What the target answers, in its own words: the text that the drafter learns to foresee.
+
+The target's hidden states are written down while it answers, so they cost no pass of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import Progress
+
+from draftgate.contract import FinishReason
+from draftgate.engine import Engine, EngineConfig, Output, Request
+from draftgate.engine.drafters import DRAFTERS, Draft, Drafter, DraftQuery, Settled
+from draftgate.sampling import SamplingParams
+from draftgate.text import Message, Tokenizer
+from training.features import write_features
+from training.prompts import Prompt
+
+__all__ = ["Generation", "generate", "read_generations", "read_part"]
+
+_ROWS = 64
+_SHARD = 256
+"""Generations in one file."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A prompt and what the target made of it."""
+
+    index: int
+    """Which prompt, in the fixed order of `make_prompts`."""
+    task: str
+    tokens: np.ndarray
+    """[tokens] uint16: the prompt in the model's chat template, then the answer."""
+    prompt_len: int
+    """How many of the tokens are the prompt."""
+    greedy: bool
+    """Temperature 0, else 0.8."""
+
+
+def generate(
+    model_dir: Path,
+    prompts: Sequence[Prompt],
+    out: Path,
+    *,
+    max_tokens: int,
+    stop_after_tokens: int,
+    seed: int,
+    taps: tuple[int, ...],
+    worker: int = 0,
+    workers: int = 1,
+) -> None:
+    """Answer the prompts, three in five greedily, into files of 256 answers in `out`.
+
+    What is there is kept and not made again. Ends after `stop_after_tokens` tokens of answers.
+    taps: the layers whose inputs are recorded, one `.features.npy` beside each file.
+    worker, workers: this process takes every `workers`-th prompt from the `worker`-th on.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    done = {g.index: g for g in read_generations(out)}
+    mine = range(worker, len(prompts), workers)
+    made = sum(len(done[i].tokens) - done[i].prompt_len for i in mine if i in done)
+    todo = [index for index in mine if index not in done]
+    tokenizer = Tokenizer.load(model_dir)
+    recorder = _Recorder(taps)
+    DRAFTERS["record"] = lambda config, target: recorder
+    engine = Engine.load(
+        model_dir,
+        EngineConfig(
+            max_batch_rows=_ROWS,
+            kv_cache_bytes=3 << 30,
+            max_waiting=_ROWS,
+            drafter="record",
+            threads=max(len(os.sched_getaffinity(0)) // workers, 1),
+        ),
+    )
+    ended: queue.SimpleQueue[tuple[Generation, torch.Tensor]] = queue.SimpleQueue()
+    running = _Running(engine, tokenizer, prompts, max_tokens, seed, recorder, ended)
+    engine.start()
+    shard: list[tuple[Generation, torch.Tensor]] = []
+    with Progress() as progress:
+        bar = progress.add_task("answers (tokens)", total=stop_after_tokens, completed=made)
+        in_flight, left = 0, iter(todo)
+        while made < stop_after_tokens:
+            while in_flight < 2 * _ROWS and (index := next(left, None)) is not None:
+                running.submit(index)
+                in_flight += 1
+            if not in_flight:
+                break
+            generation, features = ended.get()
+            in_flight -= 1
+            shard.append((generation, features))
+            made += len(generation.tokens) - generation.prompt_len
+            progress.update(bar, completed=made)
+            if len(shard) == _SHARD:
+                _write(out, shard, worker)
+                shard = []
+    engine.close()
+    if shard:
+        _write(out, shard, worker)
+
+
+def read_generations(folder: Path) -> list[Generation]:
+    """Everything that was written to a folder, in the order of the prompts."""
+    found = [g for path in sorted(folder.glob("part-*.npz")) for g in read_part(path)]
+    return sorted(found, key=lambda g: g.index)
+
+
+class _Running:
+    """Generations in an engine; each goes to the queue when it ends."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        prompts: Sequence[Prompt],
+        max_tokens: int,
+        seed: int,
+        recorder: _Recorder,
+        ended: queue.SimpleQueue[tuple[Generation, torch.Tensor]],
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._max_tokens = max_tokens
+        self._seed = seed
+        self._recorder = recorder
+        self._ended = ended
+        self._submitted = 0
+
+    def submit(self, index: int) -> None:
+        prompt = self._prompts[index]
+        greedy = index % 5 < 3
+        ids = self._tokenizer.encode_chat([Message("user", prompt.text)])
+        tokens = list(ids)
+        row_id = self._submitted  # the engine numbers its rows in the order they come
+        self._submitted += 1
+
+        def take(output: Output) -> None:
+            tokens.extend(output.token_ids)
+            if output.finish_reason is not FinishReason.NONE:
+                if output.error is not None:
+                    raise output.error
+                made = np.array(tokens, dtype=np.uint16)
+                generation = Generation(index, prompt.task, made, len(ids), greedy)
+                self._ended.put((generation, self._recorder.take(row_id)))
+
+        params = SamplingParams(
+            max_tokens=self._max_tokens,
+            temperature=0.0 if greedy else 0.8,
+            seed=None if greedy else self._seed + index,
+        )
+        self._engine.submit(Request(str(index), tuple(ids), params), take)
+
+
+class _Recorder(Drafter):
+    """Drafts nothing and keeps what a drafter would learn from."""
+
+    def __init__(self, taps: tuple[int, ...]) -> None:
+        self.taps = taps
+        self._rows: dict[int, list[torch.Tensor]] = {}
+        self._ended: dict[int, torch.Tensor] = {}
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+        return [Draft() for _ in queries]
+
+    def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
+        assert features is not None
+        for row in rows:
+            found = features[row.packed : row.packed + row.computed - row.start]
+            self._rows.setdefault(row.row_id, []).append(found.clone())
+
+    def reset(self, row_id: int) -> None:
+        if row_id in self._rows:
+            self._ended[row_id] = torch.cat(self._rows.pop(row_id))
+
+    def synced_upto(self, row_id: int) -> int:
+        return 0
+
+    def take(self, row_id: int) -> torch.Tensor:
+        """[tokens - 1, taps * hidden] of a row that has ended: the last token has no pass."""
+        return self._ended.pop(row_id)
+
+
+def _write(
+    folder: Path, shard: Sequence[tuple[Generation, torch.Tensor]], worker: int
+) -> None:
+    """One more file, complete or not there, with its features."""
+    generations = [generation for generation, _ in shard]
+    path = folder / f"part-{generations[0].index:05}.npz"
+    half = folder / f"half-{worker}.npz"
+    np.savez_compressed(
+        half,
+        index=np.array([g.index for g in generations], dtype=np.int32),
+        task=np.array([g.task for g in generations]),
+        tokens=np.concatenate([g.tokens for g in generations]),
+        length=np.array([len(g.tokens) for g in generations], dtype=np.int32),
+        prompt_len=np.array([g.prompt_len for g in generations], dtype=np.int32),
+        greedy=np.array([g.greedy for g in generations]),
+    )
+    write_features(path, torch.cat([features for _, features in shard]))
+    half.rename(path)
+
+
+def read_part(path: Path) -> Iterator[Generation]:
+    """The generations of one file, in its order."""
+    with np.load(path) as held:
+        columns = {name: held[name] for name in held.files}
+    ends = np.cumsum(columns["length"])
+    for row, end in enumerate(ends):
+        yield Generation(
+            index=int(columns["index"][row]),
+            task=str(columns["task"][row]),
+            tokens=columns["tokens"][end - columns["length"][row] : end],
+            prompt_len=int(columns["prompt_len"][row]),
+            greedy=bool(columns["greedy"][row]),
+        )

@@ -1,0 +1,235 @@
+"""The prompts that the target answers: three tasks, topics kept apart for judging.
+
+Their text comes from the topic lists beside this file (Apache-2.0, like all of this repository) and
+from the documentation and source code that every Python carries (PSF License 2.0).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import random
+import re
+import sysconfig
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from pydoc_data import topics as python_topics
+
+__all__ = ["TASKS", "Prompt", "make_prompts"]
+
+TASKS = ("chat", "code", "rewrite")
+
+_HELD_OUT = 12
+"""One topic in so many is never trained on."""
+
+_CHAT = (
+    "Explain {topic} in simple terms.",
+    "What should I know about {topic}?",
+    "Write a short story about {topic}.",
+    "Give me five tips about {topic}.",
+    "Write a poem about {topic}.",
+    "What are the advantages and disadvantages of {topic}?",
+    "Summarize the history of {topic} in one paragraph.",
+    "Why do people care about {topic}?",
+    "I am new to {topic}. Where do I start?",
+    "Write an email to a friend about {topic}.",
+    "List the most important facts about {topic}.",
+    "How would you tell a ten-year-old about {topic}?",
+    "What mistakes do people make with {topic}?",
+    "Compare {topic} and {other}.",
+    "Write a dialogue between two people who talk about {topic}.",
+    "Ask me three quiz questions about {topic} and give the answers.",
+    "Write a blog post introduction about {topic}.",
+    "What would you say about {topic} in two sentences?",
+    "Tell me something surprising about {topic}.",
+    "I have to give a talk on {topic}. Help me with an outline.",
+    "How did {topic} change over the last hundred years?",
+    "Is there a connection between {topic} and {other}?",
+)
+_CODE = (
+    "Write a Python function that {topic}.",
+    "Write a Python function that {topic}. Add a docstring and type hints.",
+    "Write a Python program that {topic}.",
+    "Write a {language} function that {topic}.",
+    "Implement a {language} program that {topic}, with comments.",
+    "Write a Python class with a method that {topic}.",
+    "Write unit tests for a Python function that {topic}.",
+    "Show me code that {topic} and explain it line by line.",
+    "Write a Python script that {topic} and then {other}.",
+    "How do I write code that {topic}? Give an example in {language}.",
+)
+_LANGUAGES = ("JavaScript", "Java", "C", "C++", "Go", "Rust", "TypeScript", "Ruby", "SQL", "Bash")
+_READ_CODE = (
+    "Explain what this Python function does:\n\n```python\n{code}\n```",
+    "Write a docstring for this function:\n\n```python\n{code}\n```",
+    "Write a test for this function:\n\n```python\n{code}\n```",
+)
+_REWRITE = (
+    "Repeat the following text exactly:\n\n{text}",
+    "Copy this text word for word:\n\n{text}",
+    "Fix the spelling of this text and change nothing else:\n\n{text}",
+    "Rewrite this text in the past tense:\n\n{text}",
+    "Write this text again as a list with one sentence per line:\n\n{text}",
+    "Quote the following passage, then say in one sentence what it is about:\n\n{text}",
+    "Edit this text so that it reads better:\n\n{text}",
+    "Proofread this and give me the corrected version:\n\n{text}",
+)
+_REWRITE_CODE = (
+    "Print this code again without changes:\n\n```python\n{code}\n```",
+    "Add comments to this code and print all of it:\n\n```python\n{code}\n```",
+    "Add type hints to this function and print all of it:\n\n```python\n{code}\n```",
+)
+_MODULES = (
+    "abc ast asyncio.queues base64 bisect calendar cmd codecs collections colorsys configparser "
+    "contextlib copy csv dataclasses datetime decimal difflib email.message enum fileinput fnmatch "
+    "fractions ftplib functools getopt getpass gettext glob graphlib gzip heapq hmac html.parser "
+    "http.client http.cookies imaplib inspect ipaddress json.decoder json.encoder keyword "
+    "linecache locale logging mailbox mimetypes netrc ntpath numbers operator optparse os "
+    "pathlib pdb pickle pkgutil platform plistlib poplib posixpath pprint queue quopri random "
+    "reprlib sched secrets selectors shelve shlex shutil smtplib socket socketserver statistics "
+    "string subprocess tabnanny tarfile tempfile textwrap threading timeit tokenize traceback "
+    "types typing unittest.case urllib.parse urllib.request uuid warnings wave weakref webbrowser "
+    "xml.dom.minidom xmlrpc.client zipfile"
+).split()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question to the target."""
+
+    task: str
+    """One of TASKS."""
+    topic: str
+    """What it is about; a topic is in training or held out as a whole."""
+    text: str
+    """The user's message."""
+    held_out: bool
+    """Whether its topic is kept for judging."""
+
+
+def make_prompts(count: int, *, held_out: bool, seed: int = 0) -> list[Prompt]:
+    """`count` different prompts in a fixed random order, half chat, 3 in 10 code, the rest rewrite.
+
+    held_out: only topics that training never sees, or only the others.
+    """
+    generator = random.Random(f"{seed} {held_out}")
+    shares = {"chat": 5, "code": 3, "rewrite": 2}
+    makers = {"chat": _chat(held_out), "code": _code(held_out), "rewrite": _rewrite(held_out)}
+    for prompts in makers.values():
+        generator.shuffle(prompts)
+    total = sum(shares.values())
+    chosen = [
+        prompt for task in TASKS for prompt in makers[task][: round(count * shares[task] / total)]
+    ]
+    generator.shuffle(chosen)
+    return chosen
+
+
+def is_held_out(topic: str) -> bool:
+    """Whether a topic is kept for judging; depends on the topic alone."""
+    return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:4], "big") % _HELD_OUT == 0
+
+
+def _lines(name: str) -> list[str]:
+    return (Path(__file__).parent / "topics" / name).read_text(encoding="utf-8").splitlines()
+
+
+def _chat(held_out: bool) -> list[Prompt]:
+    generator = random.Random(1)
+    topics = [topic for topic in _lines("chat.txt") if is_held_out(topic) == held_out]
+    return [
+        Prompt(
+            "chat", topic, form.format(topic=topic, other=generator.choice(topics)), held_out
+        )
+        for topic in topics
+        for form in _CHAT
+    ]
+
+
+def _code(held_out: bool) -> list[Prompt]:
+    generator = random.Random(2)
+    topics = [topic for topic in _lines("code.txt") if is_held_out(topic) == held_out]
+    prompts = []
+    for topic in topics:
+        for form in _CODE:
+            text = form.format(
+                topic=topic,
+                other=generator.choice(topics),
+                language=generator.choice(_LANGUAGES),
+            )
+            prompts.append(Prompt("code", topic, text, held_out))
+    for module in _MODULES:
+        if is_held_out(module) == held_out:
+            for code in _functions(module):
+                form = generator.choice(_READ_CODE)
+                prompts.append(Prompt("code", module, form.format(code=code), held_out))
+    return prompts
+
+
+def _rewrite(held_out: bool) -> list[Prompt]:
+    generator = random.Random(3)
+    prompts = []
+    for topic, passages in _passages():
+        if is_held_out(topic) == held_out:
+            for text in passages:
+                form = generator.choice(_REWRITE)
+                if "spelling" in form or "Proofread" in form:
+                    text = _misspelt(text, generator)
+                prompts.append(Prompt("rewrite", topic, form.format(text=text), held_out))
+    for module in _MODULES:
+        if is_held_out(module) == held_out:
+            for code in _functions(module):
+                if generator.random() < 0.4:
+                    form = generator.choice(_REWRITE_CODE)
+                    prompts.append(Prompt("rewrite", module, form.format(code=code), held_out))
+    return prompts
+
+
+def _functions(module: str) -> Iterator[str]:
+    """The source of a module's functions and methods of a useful length."""
+    for node in ast.walk(ast.parse(_source(module))):
+        if isinstance(node, ast.FunctionDef):
+            lines = _source(module).splitlines()[node.lineno - 1 : node.end_lineno]
+            code = textwrap.dedent("\n".join(lines))
+            if 150 <= len(code) <= 900:
+                yield code
+
+
+def _passages() -> Iterator[tuple[str, list[str]]]:
+    """Paragraphs of prose by topic: Python's reference and the docstrings of its library."""
+    for topic, text in sorted(python_topics.topics.items()):
+        yield f"reference {topic}", _paragraphs(text)
+    for module in _MODULES:
+        documents = [
+            ast.get_docstring(node) or ""
+            for node in ast.walk(ast.parse(_source(module)))
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        ]
+        yield module, [p for text in documents for p in _paragraphs(text)]
+
+
+def _paragraphs(text: str) -> list[str]:
+    found = (re.sub(r"\s+", " ", part).strip() for part in re.split(r"\n\s*\n", text))
+    return list(
+        dict.fromkeys(p for p in found if 160 <= len(p) <= 700 and p[0].isupper() and p[-1] == ".")
+    )
+
+
+def _misspelt(text: str, generator: random.Random) -> str:
+    """The text with two letters swapped in about one word of six."""
+    words = text.split(" ")
+    for index, word in enumerate(words):
+        if len(word) > 4 and word.isalpha() and generator.random() < 1 / 6:
+            at = generator.randrange(1, len(word) - 2)
+            words[index] = word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+    return " ".join(words)
+
+
+@cache
+def _source(module: str) -> str:
+    path = Path(sysconfig.get_path("stdlib")) / module.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return file.read_text(encoding="utf-8")

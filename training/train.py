@@ -1,0 +1,168 @@
+"""The training loop: seeded, resumable, with a log of what was accepted at each position."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import Progress
+from torch import nn
+
+from training.data import Batches, Example
+from training.loss import Agreement, Teacher, agreement, chain_loss
+from training.network import EagleNetwork
+
+__all__ = ["Recipe", "judge", "train"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train."""
+
+    epochs: int = 4
+    steps: int = 4
+    """Drafts in a chain (training-time test)."""
+    answer_tokens: int = 1024
+    """About so many chains in a batch."""
+    learning_rate: float = 1.2e-3
+    """At its highest, after the warm-up; it falls to a twentieth along a cosine."""
+    warmup: int = 60
+    """Batches over which it rises."""
+    weight_decay: float = 0.01
+    sharpness: float = 0.4
+    """Share of each target distribution that is moved to its most likely token."""
+    seed: int = 0
+    log_every: int = 25
+    judge_every: int = 400
+    """Batches between two looks at held-out prompts."""
+    save_every: int = 100
+
+
+def train(
+    network: EagleNetwork,
+    teacher: Teacher,
+    batches: Batches,
+    held_out: Mapping[str, Sequence[Example]],
+    judges: Batches,
+    folder: Path,
+    recipe: Recipe,
+) -> None:
+    """Run the recipe from where `folder` says it stands; write its state and `log.jsonl` there."""
+    torch.manual_seed(recipe.seed)
+    decayed = [p for p in network.parameters() if p.dim() > 1]
+    plain = [p for p in network.parameters() if p.dim() == 1]
+    optimiser = torch.optim.AdamW(
+        [{"params": decayed}, {"params": plain, "weight_decay": 0.0}],
+        lr=recipe.learning_rate,
+        betas=(0.9, 0.95),
+        weight_decay=recipe.weight_decay,
+        fused=True,
+    )
+    plan = [(epoch, len(batches.indices(epoch))) for epoch in range(recipe.epochs)]
+    total = sum(count for _, count in plan)
+    done = _restore(folder, network, optimiser)
+    log = (folder / "log.jsonl").open("a", encoding="utf-8")
+    recent: list[float] = []
+    with log, Progress() as progress:
+        bar = progress.add_task("training (batches)", total=total, completed=done)
+        for number, batch in _remaining(batches, plan, done):
+            begun_s = time.perf_counter()
+            for group in optimiser.param_groups:
+                group["lr"] = _rate(recipe, number, total)
+            loss = chain_loss(network, teacher, batch, recipe.steps, recipe.sharpness)
+            loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+            recent.append(time.perf_counter() - begun_s)
+            progress.update(bar, completed=number + 1)
+            if (number + 1) % recipe.log_every == 0:
+                seen = agreement(network, teacher, batch, recipe.steps)
+                _log(log, number + 1, total, loss=round(float(loss), 4),
+                     s=round(sum(recent) / len(recent), 3), train=_rounded(seen))
+                recent = []
+            if (number + 1) % recipe.judge_every == 0 or number + 1 == total:
+                found = judge(network, teacher, held_out, judges, recipe.steps)
+                _log(log, number + 1, total, **{t: _rounded(a) for t, a in found.items()})
+            if (number + 1) % recipe.save_every == 0 or number + 1 == total:
+                _save(folder, network, optimiser, number + 1, recipe)
+
+
+def judge(
+    network: EagleNetwork,
+    teacher: Teacher,
+    held_out: Mapping[str, Sequence[Example]],
+    judges: Batches,
+    steps: int,
+) -> dict[str, Agreement]:
+    """Agreement on held-out examples by task. They are the first ones of `judges`, in order."""
+    found = {}
+    at = 0
+    for task, examples in held_out.items():
+        total = Agreement((), (), ())
+        for first in range(at, at + len(examples), 4):
+            chosen = range(first, min(first + 4, at + len(examples)))
+            total = total + agreement(network, teacher, judges.batch(list(chosen)), steps)
+        found[task] = total
+        at += len(examples)
+    return found
+
+
+def _remaining(
+    batches: Batches, plan: Sequence[tuple[int, int]], done: int
+) -> Iterator[tuple[int, object]]:
+    """The batches not done yet with their numbers, over all epochs."""
+    number = 0
+    for epoch, count in plan:
+        if number + count > done:
+            first = max(done - number, 0)
+            yield from enumerate(batches.epoch(epoch, first), number + first)
+        number += count
+
+
+def _rate(recipe: Recipe, number: int, total: int) -> float:
+    if number < recipe.warmup:
+        return recipe.learning_rate * (number + 1) / recipe.warmup
+    share = (number - recipe.warmup) / max(total - recipe.warmup, 1)
+    return recipe.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
+
+
+def _rounded(found: Agreement) -> dict[str, object]:
+    return {
+        "rates": [round(rate, 3) for rate in found.rates],
+        "acceptance_length": round(found.acceptance_length, 3),
+    }
+
+
+def _log(log: object, number: int, total: int, **values: object) -> None:
+    print(json.dumps({"batch": number, "of": total, **values}), file=log, flush=True)
+
+
+def _save(
+    folder: Path, network: EagleNetwork, optimiser: torch.optim.Optimizer, done: int, recipe: Recipe
+) -> None:
+    half = folder / "state.half"
+    state = {
+        "network": network.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "done": done,
+        "recipe": asdict(recipe),
+    }
+    torch.save(state, half)
+    half.rename(folder / "state.pt")
+
+
+def _restore(folder: Path, network: EagleNetwork, optimiser: torch.optim.Optimizer) -> int:
+    """Batches done before, with their state loaded."""
+    path = folder / "state.pt"
+    if not path.exists():
+        return 0
+    state = torch.load(path, weights_only=True)
+    network.load_state_dict(state["network"])
+    optimiser.load_state_dict(state["optimiser"])
+    return int(state["done"])
