@@ -127,6 +127,7 @@ _GENERATION_INPUTS = (
     _optional("presence_penalty", DataType.FP32),
     _optional("frequency_penalty", DataType.FP32),
     _optional("seed", DataType.UINT64),
+    _optional("verification", DataType.STRING),
     _optional("stop_token_ids", DataType.INT32, -1),
     _optional("ignore_eos", DataType.BOOL),
     _optional("logprobs", DataType.INT32),

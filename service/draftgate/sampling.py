@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from draftgate.errors import invalid_argument
 
@@ -17,6 +18,7 @@ __all__ = [
     "MAX_LOGPROBS",
     "MAX_STOP_TOKENS",
     "SamplingParams",
+    "Verification",
     "check_token_ids",
 ]
 
@@ -31,6 +33,17 @@ GREEDY_TEMPERATURE = 1e-5
 
 _INT32_MAX = 2**31 - 1
 _UINT64_MAX = 2**64 - 1
+
+
+class Verification(StrEnum):
+    """How a sampled generation decides which drafts stand. Neither changes what any token's
+    distribution is."""
+
+    REJECTION = "rejection"
+    """Speculative sampling (arXiv 2211.17192, section 2.3): accepts the most drafts."""
+    COUPLED = "coupled"
+    """Every position has its own noise, a function of the seed; the target's token there is the
+    argmax of log p plus Gumbel noise, and a draft stands if it is that token."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,11 @@ class SamplingParams:
     """Subtracted once per earlier occurrence in the output. In [-2, 2]."""
     seed: int | None = None
     """With a seed, chance has no part: the same prompt and parameters give the same tokens, up to
-    near ties that the arithmetic of the compute dtype may settle otherwise. In [0, 2^64)."""
+    near ties that the arithmetic of the compute dtype may settle otherwise. With `rejection` that
+    holds only as long as every step drafts the same. In [0, 2^64)."""
+    verification: Verification | None = None
+    """None: `coupled` with a seed, `rejection` without. `coupled` without a seed takes one by
+    chance. Greedy requests ignore it."""
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end the generation; the one that did is emitted."""
     ignore_eos: bool = False
@@ -72,6 +89,16 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def coupled(self) -> bool:
+        """Whether tokens are coupled to the noise of their position: the one place where the
+        verification of a request is settled. False for greedy, which has no noise."""
+        if self.greedy:
+            return False
+        if self.verification is None:
+            return self.seed is not None
+        return self.verification is Verification.COUPLED
 
     @property
     def has_penalties(self) -> bool:

@@ -71,6 +71,30 @@ def test_a_generation_streams_what_each_step_made(ask: Request) -> None:
     assert [r.tensors["finish_reason"][0] for r in responses[:-1]] == [b""] * (len(responses) - 1)
 
 
+def test_a_request_chooses_its_verification(ask: Request) -> None:
+    def tokens(**more: Any) -> list[int]:
+        sampled = prompt(temperature=np.float32(1), max_tokens=np.int32(12), **more)
+        return [i for r in ask(**sampled).wait() for i in r.tensors["output_ids"].tolist()]
+
+    seeded = tokens(seed=np.uint64(7))
+    assert tokens(seed=np.uint64(7), verification=words("coupled")) == seeded
+    rejection = tokens(
+        seed=np.uint64(7), verification=words("rejection"), max_draft_len=np.int32(0)
+    )
+    assert rejection != seeded
+    assert rejection == tokens(
+        seed=np.uint64(7), verification=words("rejection"), max_draft_len=np.int32(0)
+    )
+    assert tokens(verification=words("coupled")) != tokens(verification=words("coupled"))
+
+
+@pytest.mark.parametrize("text", ["", "greedy", "Coupled", "VERIFICATION_COUPLED"])
+def test_another_verification_is_refused_by_name(ask: Request, text: str) -> None:
+    error = error_of(ask(**prompt(verification=words(text))).wait())
+    assert (error.code, error.field) == (ErrorCode.INVALID_ARGUMENT, "verification")
+    assert error.message == f"verification: got {text!r}, allowed: rejection or coupled"
+
+
 @pytest.mark.parametrize("fails_at", [0, 2])
 def test_a_response_that_cannot_be_sent_ends_its_stream_alone(
     ask: Request, fails_at: int, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,11 @@ SPECS = (
     TensorSpec("words", DataType.STRING, optional=True),
     TensorSpec("ids", DataType.INT32, (-1,), optional=True),
 )
+
+
+class Word(StrEnum):
+    NAIVE = "naïve 🙂\0"
+    OTHER = "other"
 
 
 def strings(*items: bytes) -> np.ndarray:
@@ -38,6 +44,7 @@ def test_reads_every_type(pb_utils: Any) -> None:
     assert inputs.number("heat") == 0.5
     assert inputs.flag("on") is True
     assert inputs.text("words") == "naïve 🙂\0"
+    assert inputs.choice("words", Word) is Word.NAIVE
     assert inputs.integers("ids") == []
     assert inputs.has("ids")
 
@@ -48,6 +55,7 @@ def test_optional_tensors_read_as_none(pb_utils: Any) -> None:
     assert inputs.number("heat") is None
     assert inputs.flag("on") is None
     assert inputs.text("words") is None
+    assert inputs.choice("words", Word) is None
     assert inputs.integers("ids") is None
     assert not inputs.has("ids")
 
@@ -81,6 +89,17 @@ def test_names_the_tensor_at_fault(
     assert caught.value.message.startswith(f"{name}: ")
     assert fault in caught.value.message
     assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize("given", ["", "Other", "other ", "NAIVE", "x" * 5000])
+def test_a_text_that_is_no_choice_is_refused(pb_utils: Any, given: str) -> None:
+    inputs = Inputs(pb_utils, pb_utils.Request(words=strings(given.encode())), SPECS)
+    with pytest.raises(DraftgateError) as caught:
+        inputs.choice("words", Word)
+    assert (caught.value.code, caught.value.field) == (ErrorCode.INVALID_ARGUMENT, "words")
+    assert caught.value.message.startswith(f"words: got {given[:70]!r}"[:-1])
+    assert caught.value.message.endswith(", allowed: naïve 🙂\0 or other")
+    assert len(caught.value.message) < 200
 
 
 def test_a_response_has_every_tensor_of_the_model(pb_utils: Any) -> None:

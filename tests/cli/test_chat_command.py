@@ -7,6 +7,7 @@ import signal
 
 import grpc
 
+from draftgate._pb.draftgate.v1.generation_pb2 import VERIFICATION_REJECTION
 from draftgate._pb.draftgate.v1.model_pb2 import Model
 from tests.fakes.gateway import MODEL, Fail, FakeGateway, Hang, emitted, finished, started, target
 from tests.support.terminal import DRAFTGATE, environment, on_terminal, run_in_pipe
@@ -25,7 +26,10 @@ async def test_a_pipe_holds_a_conversation_line_by_line(gateway: FakeGateway) ->
         [started(), target("You said hi."), finished()],
     ]
     done = await run_in_pipe(
-        ["chat", "--server", gateway.address, "--system", "Be brief.", "--temperature", "0"],
+        [
+            *("chat", "--server", gateway.address, "--system", "Be brief."),
+            *("--temperature", "0", "--verification", "rejection"),
+        ],
         stdin="hi\n\nwhat did I say?",
     )
     assert (done.code, done.out) == (0, "Hello!\nYou said hi.\n")
@@ -38,6 +42,7 @@ async def test_a_pipe_holds_a_conversation_line_by_line(gateway: FakeGateway) ->
         ("user", "what did I say?"),
     ]
     assert gateway.requests[1].sampling.HasField("temperature")
+    assert gateway.requests[1].sampling.verification == VERIFICATION_REJECTION
 
 
 async def test_commands(gateway: FakeGateway) -> None:

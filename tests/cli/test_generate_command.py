@@ -10,7 +10,7 @@ import socket
 import grpc
 import pytest
 
-from draftgate._pb.draftgate.v1.generation_pb2 import FINISH_REASON_CANCELLED
+from draftgate._pb.draftgate.v1.generation_pb2 import FINISH_REASON_CANCELLED, VERIFICATION_COUPLED
 from tests.fakes.gateway import (
     Fail,
     FakeGateway,
@@ -53,7 +53,8 @@ async def test_the_request_carries_what_was_asked_and_nothing_else(gateway: Fake
     options = (
         "--system Short. --max-tokens 7 --max-draft-len 0 --temperature 0 --top-p 0.5 --top-k 3 "
         "--min-p 0.25 --repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -0.5 "
-        "--seed 18446744073709551615 --stop-token 5 --stop-token 6 --ignore-eos --show-rejected"
+        "--seed 18446744073709551615 --stop-token 5 --stop-token 6 --ignore-eos --show-rejected "
+        "--verification coupled"
     )
     await run_in_pipe(["generate", "Why?", "--server", gateway.address, *options.split()])
     plain, full = gateway.requests
@@ -73,6 +74,7 @@ async def test_the_request_carries_what_was_asked_and_nothing_else(gateway: Fake
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
     assert (sampling.seed, list(sampling.stop_token_ids)) == (2**64 - 1, [5, 6])
     assert sampling.ignore_eos
+    assert sampling.verification == VERIFICATION_COUPLED
 
 
 @pytest.mark.parametrize(
@@ -267,7 +269,9 @@ async def test_a_deadline_that_passes_is_an_error(gateway: FakeGateway) -> None:
         (["generate", "x", "--timeout", "0"], "--timeout"),
         (["generate", "x", "--raw", "--system", "y"], "--system"),
         (["generate", "x", "--no-such-option"], "--no-such-option"),
+        (["generate", "x", "--verification", "greedy"], "--verification"),
         (["chat", "--top-k", "1.5"], "--top-k"),
+        (["chat", "--verification", "COUPLED!"], "--verification"),
         (["nonsense"], "nonsense"),
     ],
 )

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 
 from draftgate.engine.sampler import RowSampler, draw, filter_probabilities
-from draftgate.sampling import GREEDY_TEMPERATURE, SamplingParams
+from draftgate.sampling import GREEDY_TEMPERATURE, SamplingParams, Verification
 
 CPU = torch.device("cpu")
 
@@ -195,6 +195,62 @@ def test_every_seed_is_its_own(seed: int) -> None:
     same = sum(a == b for a, b in zip(tokens, other, strict=True))
     assert same < 20  # about 200 / 64 by chance
     assert len(set(tokens)) > 40
+
+
+def test_noise_is_that_of_the_seed_and_the_position() -> None:
+    row = sampler(500, seed=2**64 - 1)
+    for position in (0, 17, 2**40):
+        counter = np.random.Philox(key=2**64 - 1, counter=[0, 0, 0, position])
+        expected = np.random.Generator(counter).standard_exponential(500)
+        assert torch.equal(row.noise(position), torch.from_numpy(expected))
+    p = torch.randn(3, 500, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    races = [p[index].double() / row.noise(40 + index) for index in range(3)]
+    assert row.coupled(p, 40) == [int(race.argmax()) for race in races]
+
+
+def test_noise_of_the_last_positions_is_drawn_once() -> None:
+    row = sampler(64, seed=5)
+    drafting = [row.noise(position) for position in range(8, 12)]
+    row.coupled(torch.full((4, 64), 1 / 64), 8)
+    assert all(row.noise(8 + index) is noise for index, noise in enumerate(drafting))
+    first = row.noise(100)
+    latest = [row.noise(position) for position in range(101, 200)][-1]
+    assert row.noise(199) is latest
+    assert row.noise(100) is not first  # so many and no more
+    assert torch.equal(row.noise(100), first)
+
+
+def test_without_a_seed_every_row_has_its_own_noise() -> None:
+    one, two = (sampler(64, verification=Verification.COUPLED) for _ in range(2))
+    assert one.noise(3) is one.noise(3)
+    assert not torch.equal(one.noise(3), two.noise(3))
+
+
+def test_random_numbers_follow_all_of_the_seed_and_where_the_run_starts() -> None:
+    def numbers(seed: int | None, output: list[int] | None = None) -> tuple[float, ...]:
+        row = sampler(64, output=output, seed=seed)
+        return tuple(torch.rand(4, generator=row.generator).tolist())
+
+    runs = [(seed, [7] * resumed) for seed in (0, 1, 2**32 + 1, 2**64 - 1) for resumed in (0, 1, 2)]
+    assert [numbers(*run) for run in runs] == [numbers(*run) for run in runs]
+    assert len({numbers(*run) for run in runs}) == len(runs)
+    assert numbers(None) != numbers(None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "coupled"),
+    [
+        ({}, False),
+        ({"seed": 0}, True),
+        ({"verification": Verification.REJECTION}, False),
+        ({"verification": Verification.REJECTION, "seed": 0}, False),
+        ({"verification": Verification.COUPLED}, True),
+        ({"verification": Verification.COUPLED, "seed": 0}, True),
+        ({"verification": Verification.COUPLED, "seed": 0, "temperature": 0.0}, False),
+    ],
+)
+def test_the_verification_of_a_request(settings: dict[str, object], coupled: bool) -> None:
+    assert params(**settings).coupled is coupled
 
 
 def test_a_seed_never_picks_a_token_that_was_filtered_out() -> None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from draftgate.contract import DraftSource, FinishReason
-from draftgate.engine import Target, load_target
+from draftgate.engine import Target
 from draftgate.engine.drafters import Draft, DraftQuery
 from draftgate.sampling import SamplingParams
-from tests.support.chi_square import p_value
 from tests.support.engine import ScriptedDrafter, Stream, greedy, running, sampled, use_drafter
-from tests.support.tiny_models import BLOCK_BYTES, TINY, write_checkpoint
+from tests.support.tiny_models import BLOCK_BYTES
 
 PROMPTS = {f"{n}": tuple((11 * i * i + n * i + n) % 96 for i in range(5 + 7 * n)) for n in range(6)}
 
@@ -276,7 +274,7 @@ def test_what_is_resumed_counts_as_output(tiny: Target) -> None:
         assert engine.one(ids, replace(params, max_tokens=20)).tokens != expected[20:]
 
 
-# Log-probabilities and chance
+# Log-probabilities
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -301,54 +299,3 @@ def test_logprobs_are_the_targets_own(
     top = wanted.topk(max(asked, 1), -1)
     assert [list(row) for row in ids] == top.indices[:, :asked].tolist()
     torch.testing.assert_close(torch.tensor(values), top.values[:, :asked], rtol=1e-4, atol=1e-4)
-
-
-def test_without_a_seed_every_run_is_its_own(tiny: Target) -> None:
-    params = sampled(30, temperature=1.5)
-    with running(tiny, draft_len=4) as engine:
-        streams = [engine.submit(f"{i}", PROMPTS["1"], params) for i in range(10)]
-        runs = {tuple(stream.wait().tokens) for stream in streams}
-        runs |= {tuple(engine.one(PROMPTS["1"], params).tokens) for _ in range(10)}
-    assert len(runs) == 20
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_sampled_sequences_have_the_targets_distribution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
-) -> None:
-    """Whole sequences of three through the engine, drafted by chance, against the exact product
-    of the target's probabilities."""
-    vocab, draws, prompt = 6, 8_000, (1, 2, 3)
-    config = TINY | {"vocab_size": vocab}
-    target = load_target(write_checkpoint(tmp_path / "model", config), torch.float32)
-    random = np.random.default_rng(0)
-    q = random.dirichlet(np.ones(vocab), size=2)
-
-    def rule(query: DraftQuery) -> Draft:
-        ids = tuple(int(random.choice(vocab, p=q[i])) for i in range(query.count))
-        # Not told q, the engine takes a draft for a choice without chance: as good.
-        return Draft(ids, torch.tensor(q[: query.count], dtype=torch.float32) if told else None)
-
-    use_drafter(monkeypatch, ScriptedDrafter(rule))
-    params = sampled(3, temperature=4.0, top_k=5, frequency_penalty=0.5)
-    seen = np.zeros((vocab,) * 3)
-    with running(target, draft_len=2, max_batch_rows=128, max_waiting=1 << 16) as engine:
-        streams = [engine.submit(f"{i}", prompt, params) for i in range(draws)]
-        for stream in streams:
-            seen[tuple(stream.wait().tokens)] += 1
-        assert engine.engine.counters().accepted_tokens > draws / 10
-
-    def distribution(emitted: tuple[int, ...]) -> np.ndarray:
-        logits = target.score([*prompt, *emitted])[-1].double().numpy()
-        counts = np.bincount(np.array(emitted, dtype=int), minlength=vocab)
-        scaled = (logits - 0.5 * counts) / 4.0
-        p = np.exp(scaled - scaled.max())
-        p[p.argmin()] = 0.0  # top_k = 5 of 6
-        return p / p.sum()
-
-    expected = np.zeros((vocab,) * 3)
-    for first in range(vocab):
-        for second in range(vocab):
-            share = distribution(())[first] * distribution((first,))[second]
-            expected[first, second] = draws * share * distribution((first, second))
-    assert p_value(seen, expected) > 1e-4

@@ -49,6 +49,7 @@ async def test_every_parameter_reaches_triton(client: Client, triton: FakeTriton
         stop_token_ids=[3, 4],
         ignore_eos=True,
         logprobs=5,
+        verification=pb.VERIFICATION_COUPLED,
     )
     named = {field.name for field, _ in sampling.ListFields()}
     assert named == set(pb.SamplingParameters.DESCRIPTOR.fields_by_name)
@@ -77,6 +78,7 @@ async def test_every_parameter_reaches_triton(client: Client, triton: FakeTriton
         "stop_token_ids": [3, 4],
         "ignore_eos": [True],
         "logprobs": [5],
+        "verification": "coupled",
     }
 
 
@@ -96,6 +98,22 @@ async def test_defaults_are_left_out_but_zeros_are_not(client: Client, triton: F
         "seed": [0],
         "logprobs": [0],
     }
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        (pb.VERIFICATION_UNSPECIFIED, None),
+        (pb.VERIFICATION_REJECTION, "rejection"),
+        (pb.VERIFICATION_COUPLED, "coupled"),
+    ],
+)
+async def test_the_verification_is_the_engines_to_choose_or_the_callers(
+    client: Client, triton: FakeTriton, asked: pb.Verification.ValueType, sent: str | None
+) -> None:
+    outcome = await client.generate(prompt="Hi", sampling=pb.SamplingParameters(verification=asked))
+    assert outcome.error is None
+    assert triton.generations[0].tensors.get("verification") == sent
 
 
 async def test_messages_travel_as_json(client: Client, triton: FakeTriton) -> None:

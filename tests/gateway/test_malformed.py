@@ -87,6 +87,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (sampling(frequency_penalty=math.inf), "sampling.frequency_penalty"),
     (sampling(logprobs=-1), "sampling.logprobs"),
     (sampling(logprobs=21), "sampling.logprobs"),
+    (sampling(verification=3), "sampling.verification"),
+    (sampling(verification=-1), "sampling.verification"),
     (sampling(stop_token_ids=[-1]), "sampling.stop_token_ids[0]"),
     (sampling(stop_token_ids=[1, 1000]), "sampling.stop_token_ids[1]"),
     (sampling(stop_token_ids=[1] * 65), "sampling.stop_token_ids"),
@@ -129,6 +131,16 @@ async def test_is_refused_by_name(
     assert len(outcome.message) < 400
     assert triton.generations == []
     assert (await client.generate(prompt="Hi")).text == "Hello world"
+
+
+async def test_a_verification_that_there_is_not_is_shown_those_that_there_are(
+    client: Client,
+) -> None:
+    outcome = await client.generate(**sampling(verification=3))
+    assert outcome.message == (
+        "sampling.verification: got 3, allowed: "
+        "VERIFICATION_UNSPECIFIED, VERIFICATION_REJECTION, VERIFICATION_COUPLED"
+    )
 
 
 @pytest.mark.parametrize(("content", "field"), RAW_CASES)

@@ -142,6 +142,7 @@ MALFORMED = [
     ({"input_ids": [1] * 9000}, "input_ids"),
     ({"text_input": b"a", "temperature": np.float32("nan")}, "temperature"),
     ({"text_input": b"a", "top_p": np.float32(0)}, "top_p"),
+    ({"text_input": b"a", "verification": b"greedy"}, "verification"),
     ({"text_input": b"a", "max_tokens": np.int32(0)}, "max_tokens"),
     ({"text_input": b"a", "stop_token_ids": [70000]}, "stop_token_ids[0]"),
     ({"text_input": b"a", "deadline_ms": np.int32(-1)}, "deadline_ms"),

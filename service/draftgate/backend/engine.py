@@ -41,7 +41,7 @@ from draftgate.contract import (
 )
 from draftgate.engine import Engine, EngineConfig, Output, Request
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
-from draftgate.sampling import SamplingParams
+from draftgate.sampling import SamplingParams, Verification
 from draftgate.text import Tokenizer
 
 __all__ = ["TritonPythonModel"]
@@ -311,6 +311,8 @@ def _read(inputs: Inputs, spec: TensorSpec) -> Any:
         return inputs.number(spec.name)
     if spec.dtype is DataType.BOOL:
         return inputs.flag(spec.name)
+    if spec.dtype is DataType.STRING:
+        return inputs.choice(spec.name, Verification)
     if spec.dims == (-1,):
         values = inputs.integers(spec.name)
         return None if values is None else tuple(values)

@@ -11,7 +11,8 @@ import logging
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 Value = bool | int | float | str | Sequence[int] | Sequence[float] | npt.NDArray[Any]
 
@@ -78,7 +81,7 @@ class Inputs:
 
     Every read returns None for an optional tensor that the request leaves out, and raises
     DraftgateError(INVALID_ARGUMENT) naming the tensor if it is missing but required, or has the
-    wrong data type, shape or content. The values of text tensors never stand in a message.
+    wrong data type, shape or content. What `text` reads never stands in a message.
     """
 
     def __init__(self, pb_utils: PbUtils, request: Any, specs: Sequence[TensorSpec]) -> None:
@@ -126,6 +129,16 @@ class Inputs:
                 f"{name}: got invalid UTF-8 at byte {error.start}, allowed: UTF-8 text",
                 field=name,
             ) from error
+
+    def choice(self, name: str, allowed: type[_Choice]) -> _Choice | None:
+        """The value of a STRING tensor of shape [1] that is one of `allowed`."""
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            return allowed(value)
+        except ValueError:
+            raise invalid_argument(name, value, " or ".join(allowed)) from None
 
     def integers(self, name: str) -> list[int] | None:
         """The values of an INT32 tensor of shape [-1]; it may be empty."""

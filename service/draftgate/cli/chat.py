@@ -43,6 +43,7 @@ def chat(
     presence_penalty: options.PresencePenalty = None,
     frequency_penalty: options.FrequencyPenalty = None,
     seed: options.Seed = None,
+    verification: options.Verification = None,
 ) -> None:
     """Talk with the model over several turns.
 
@@ -61,6 +62,7 @@ def chat(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         seed=seed,
+        verification=verification,
     )
     with asyncio.Runner() as runner:
         client = runner.run(_open(server))

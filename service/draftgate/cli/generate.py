@@ -40,6 +40,7 @@ def generate(
     presence_penalty: options.PresencePenalty = None,
     frequency_penalty: options.FrequencyPenalty = None,
     seed: options.Seed = None,
+    verification: options.Verification = None,
     stop_token: options.StopToken = None,
     ignore_eos: options.IgnoreEos = False,
 ) -> None:
@@ -68,6 +69,7 @@ def generate(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         seed=seed,
+        verification=verification,
         stop_token_ids=stop_token,
         ignore_eos=ignore_eos or None,
     )

@@ -12,6 +12,8 @@ import typer
 from google.protobuf.message import Message
 
 from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest
+from draftgate._pb.draftgate.v1.generation_pb2 import Verification as _PbVerification
+from draftgate.sampling import Verification as _Verification
 
 __all__ = [
     "DEFAULT_SERVER",
@@ -32,6 +34,7 @@ __all__ = [
     "Timeout",
     "TopK",
     "TopP",
+    "Verification",
     "new_request",
 ]
 
@@ -109,6 +112,14 @@ Seed = Annotated[
     int | None,
     typer.Option(rich_help_panel=_SAMPLING, help="Same seed, same prompt: same answer."),
 ]
+Verification = Annotated[
+    _Verification | None,
+    typer.Option(
+        rich_help_panel=_SAMPLING,
+        help="How drafts are verified.",
+        show_default="coupled with a seed, rejection without",
+    ),
+]
 StopToken = Annotated[
     list[int] | None,
     typer.Option(
@@ -129,11 +140,12 @@ def new_request(
     show_rejected: bool,
     max_tokens: int | None,
     max_draft_len: int | None,
+    verification: _Verification | None,
     **sampling: float | int | bool | Sequence[int] | None,
 ) -> GenerateRequest:
     """A request for what the options say; the prompt is still to be set.
 
-    `sampling` are fields of SamplingParameters; None leaves one to the server.
+    `sampling` are the other fields of SamplingParameters; None leaves one to the server.
     Raises typer.BadParameter naming the option whose value its field cannot hold.
     """
     request = GenerateRequest(
@@ -141,6 +153,8 @@ def new_request(
     )
     _fill(request, {"max_tokens": max_tokens, "max_draft_len": max_draft_len})
     _fill(request.sampling, sampling)
+    if verification is not None:
+        request.sampling.verification = _PbVerification.Value(f"VERIFICATION_{verification.name}")
     return request
 
 

@@ -7,6 +7,7 @@ is drawn from the same distribution whether it was drafted or not.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,9 @@ __all__ = ["RowSampler", "draw", "filter_probabilities", "most_likely"]
 
 _CANDIDATES = 1024
 """How many likely tokens top_p looks at before it sorts the whole vocabulary."""
+
+_REMEMBERED = 16
+"""How many positions' noise a row keeps: 0.4 MB each for a vocabulary of 49,152."""
 
 
 class RowSampler:
@@ -41,8 +45,10 @@ class RowSampler:
             self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             self._seen[torch.tensor(prompt_ids, dtype=torch.long, device=device)] = True
             self.observe(output_ids)
-        self.generator = torch.Generator(device=device)
-        self.generator.seed()
+        self.generator = _generator(params.seed, len(output_ids), device)
+        self._vocab_size = vocab_size
+        self._key = secrets.randbits(64) if params.seed is None else params.seed
+        self._noise: dict[int, torch.Tensor] = {}
 
     def observe(self, token_ids: Sequence[int]) -> None:
         """Count tokens that were emitted."""
@@ -73,22 +79,36 @@ class RowSampler:
         return filter_probabilities(scaled.softmax(-1), self.params)
 
     def coupled(self, probabilities: torch.Tensor, first_position: int) -> list[int]:
-        """The seeded token at each position: argmax of log p plus position-keyed Gumbel noise.
+        """The coupled token at each position: argmax of log p plus position-keyed Gumbel noise.
 
         A function of the distribution, the seed and the absolute position alone, so it does not
         depend on what was drafted. (Gumbel-max: argmax p / e with e exponential.)
         """
-        seed = self.params.seed
-        assert seed is not None
-        tokens = []
-        for offset, row in enumerate(probabilities):
-            counter = np.random.Philox(key=seed, counter=[0, 0, 0, first_position + offset])
+        # What lies before is settled: its noise has done its work.
+        for position in [known for known in self._noise if known < first_position]:
+            del self._noise[position]
+        return [
+            int((row.double() / self.noise(first_position + offset)).argmax())
+            for offset, row in enumerate(probabilities)
+        ]
+
+    def noise(self, position: int) -> torch.Tensor:
+        """The exponential noise [vocab] of an absolute position, fp64, above 0; not to be changed.
+
+        A function of the seed and the position; without a seed, of one drawn for this row. The
+        last few are remembered, so that drafting with it and verifying after it cost one draw.
+        """
+        found = self._noise.get(position)
+        if found is None:
+            counter = np.random.Philox(key=self._key, counter=[0, 0, 0, position])
             # In fp32 the noise is 0 once in 10^7 draws, which over a large vocabulary would let a
             # token of no likelihood win every few hundred positions.
-            noise = np.random.Generator(counter).standard_exponential(row.shape[0])
-            race = row.double() / torch.from_numpy(noise).to(row.device).clamp_min_(1e-300)
-            tokens.append(int(race.argmax()))
-        return tokens
+            drawn = np.random.Generator(counter).standard_exponential(self._vocab_size)
+            found = torch.from_numpy(drawn).to(self._device).clamp_min_(1e-300)
+            if len(self._noise) == _REMEMBERED:
+                del self._noise[next(iter(self._noise))]
+            self._noise[position] = found
+        return found
 
 
 def draw(probabilities: torch.Tensor, generator: torch.Generator) -> int:
@@ -124,6 +144,18 @@ def filter_probabilities(probabilities: torch.Tensor, params: SamplingParams) ->
         before = values.cumsum(-1) - values
         values = values.where(before < params.top_p, 0.0)
     return torch.zeros_like(probabilities).scatter_(-1, ids, _renormalised(values))
+
+
+def _generator(seed: int | None, resume_len: int, device: torch.device) -> torch.Generator:
+    """The row's random numbers. A resumed run has its own, for those of a fresh one have already
+    chosen the tokens that it starts from."""
+    generator = torch.Generator(device=device)
+    if seed is None:
+        generator.seed()
+        return generator
+    # Mixed, because torch's CPU generator looks at the low 32 bits alone.
+    mixed = np.random.SeedSequence(seed, spawn_key=(resume_len,)).generate_state(1, np.uint64)
+    return generator.manual_seed(int(mixed[0]))
 
 
 def _enough_candidates(

@@ -190,7 +190,7 @@ class Stepper:
         if sampler.params.greedy:
             return verify_equal(most_likely(sampler.penalised(logits.float(), ids)), ids)
         probabilities = sampler.probabilities(logits.float(), ids)
-        if sampler.params.seed is not None:
+        if sampler.params.coupled:
             return verify_equal(sampler.coupled(probabilities, len(sequence.tokens)), ids)
         return verify_rejection(probabilities, draft, sampler.generator)
 

@@ -8,9 +8,10 @@ from typing import Any
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate._pb.draftgate.v1 import model_pb2
 from draftgate.contract import DraftSource, FinishReason
+from draftgate.errors import invalid_argument
 from draftgate.gateway.events import Event, Finished, Started, Token, Tokens
 from draftgate.gateway.validate import GenerationInput
-from draftgate.sampling import SamplingParams
+from draftgate.sampling import SamplingParams, Verification
 from draftgate.telemetry.report import GenerationReport
 from draftgate.text import Message
 from draftgate.upstream.types import EngineDescription
@@ -29,10 +30,18 @@ _DRAFT_SOURCES = {
     DraftSource.EAGLE: pb.DRAFT_SOURCE_EAGLE,
     DraftSource.NGRAM: pb.DRAFT_SOURCE_NGRAM,
 }
+_VERIFICATIONS: Mapping[int, Verification | None] = {
+    pb.VERIFICATION_UNSPECIFIED: None,
+    pb.VERIFICATION_REJECTION: Verification.REJECTION,
+    pb.VERIFICATION_COUPLED: Verification.COUPLED,
+}
 
 
 def generation_input(request: pb.GenerateRequest) -> GenerationInput:
-    """The request as the domain sees it, not checked yet."""
+    """The request as the domain sees it, not checked yet.
+
+    Raises DraftgateError(INVALID_ARGUMENT) for an enum's number that the domain has no word for.
+    """
     return GenerationInput(
         model=request.model,
         request_id=request.request_id,
@@ -76,9 +85,16 @@ def _sampling(request: pb.GenerateRequest) -> SamplingParams:
     # The fields of SamplingParameters are named as those here; one not given keeps its default.
     given: dict[str, Any] = {field.name: value for field, value in request.sampling.ListFields()}
     given["stop_token_ids"] = tuple(request.sampling.stop_token_ids)
+    given["verification"] = _verification(request.sampling.verification)
     if request.HasField("max_draft_len"):
         given["max_draft_len"] = request.max_draft_len
     return SamplingParams(max_tokens=1, return_drafts=request.return_drafts, **given)
+
+
+def _verification(number: int) -> Verification | None:
+    if number not in _VERIFICATIONS:
+        raise invalid_argument("sampling.verification", number, ", ".join(pb.Verification.keys()))
+    return _VERIFICATIONS[number]
 
 
 def _started(event: Started) -> pb.GenerationStarted:

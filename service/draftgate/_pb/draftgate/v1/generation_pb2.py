@@ -24,47 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+draftgate/_pb/draftgate/v1/generation.proto\x12\x0c\x64raftgate.v1\"\xf8\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x13\n\x06prompt\x18\x03 \x01(\tH\x00\x88\x01\x01\x12+\n\x08messages\x18\x04 \x03(\x0b\x32\x19.draftgate.v1.ChatMessage\x12\x11\n\tinput_ids\x18\x05 \x03(\x05\x12\x17\n\nresume_len\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12\x32\n\x08sampling\x18\x08 \x01(\x0b\x32 .draftgate.v1.SamplingParameters\x12\x1a\n\rmax_draft_len\x18\t \x01(\x05H\x03\x88\x01\x01\x12\x15\n\rreturn_drafts\x18\n \x01(\x08\x12\x19\n\x11return_token_text\x18\x0b \x01(\x08\x42\t\n\x07_promptB\r\n\x0b_resume_lenB\r\n\x0b_max_tokensB\x10\n\x0e_max_draft_len\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xba\x03\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x08\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\x05H\t\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0b\n\t_logprobs\"\xb1\x01\n\x10GenerateResponse\x12\x32\n\x07started\x18\x01 \x01(\x0b\x32\x1f.draftgate.v1.GenerationStartedH\x00\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.draftgate.v1.TokenChunkH\x00\x12\x34\n\x08\x66inished\x18\x03 \x01(\x0b\x32 .draftgate.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"\x8a\x01\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x05\x12\x15\n\rcached_tokens\x18\x04 \x01(\x05\x12\x10\n\x08queue_us\x18\x05 \x01(\x03\x12\x12\n\nprefill_us\x18\x06 \x01(\x03\"\xb2\x01\n\nTokenChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12#\n\x06tokens\x18\x02 \x03(\x0b\x32\x13.draftgate.v1.Token\x12.\n\x0cverify_steps\x18\x03 \x03(\x0b\x32\x18.draftgate.v1.VerifyStep\x12-\n\x0bgate_reason\x18\x04 \x01(\x0e\x32\x18.draftgate.v1.GateReason\x12\x12\n\nbatch_rows\x18\x05 \x01(\x05\"\xb2\x01\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12)\n\x06source\x18\x03 \x01(\x0e\x32\x19.draftgate.v1.TokenSource\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x01\x88\x01\x01\x12\x34\n\x0c\x61lternatives\x18\x05 \x03(\x0b\x32\x1e.draftgate.v1.TokenAlternativeB\x07\n\x05_textB\n\n\x08_logprob\"/\n\x10TokenAlternative\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x8a\x01\n\nVerifyStep\x12\x0f\n\x07\x64rafted\x18\x01 \x01(\x05\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x05\x12/\n\x0c\x64raft_source\x18\x03 \x01(\x0e\x32\x19.draftgate.v1.DraftSource\x12(\n\x06\x64rafts\x18\x04 \x03(\x0b\x32\x18.draftgate.v1.DraftToken\"4\n\nDraftToken\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_text\"\x9b\x01\n\x12GenerationFinished\x12\x31\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1a.draftgate.v1.FinishReason\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.draftgate.v1.Usage\x12.\n\x0bspeculation\x18\x03 \x01(\x0b\x32\x19.draftgate.v1.Speculation\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\routput_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\"\xc6\x01\n\x0bSpeculation\x12\x14\n\x0cverify_steps\x18\x01 \x01(\x05\x12\x16\n\x0e\x64rafted_tokens\x18\x02 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\x05\x12\x1c\n\x0f\x61\x63\x63\x65ptance_rate\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12#\n\x16mean_acceptance_length\x18\x05 \x01(\x02H\x01\x88\x01\x01\x42\x12\n\x10_acceptance_rateB\x19\n\x17_mean_acceptance_length*\\\n\x0bTokenSource\x12\x1c\n\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n\x13TOKEN_SOURCE_TARGET\x10\x01\x12\x16\n\x12TOKEN_SOURCE_DRAFT\x10\x02*[\n\x0b\x44raftSource\x12\x1c\n\x18\x44RAFT_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAFT_SOURCE_EAGLE\x10\x01\x12\x16\n\x12\x44RAFT_SOURCE_NGRAM\x10\x02*\xc2\x01\n\nGateReason\x12\x1b\n\x17GATE_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11GATE_REASON_FIXED\x10\x01\x12\x1b\n\x17GATE_REASON_REQUEST_CAP\x10\x02\x12\x16\n\x12GATE_REASON_BUDGET\x10\x03\x12\x18\n\x14GATE_REASON_NO_DRAFT\x10\x04\x12\x18\n\x14GATE_REASON_DISABLED\x10\x05\x12\x17\n\x13GATE_REASON_PREFILL\x10\x06*\xb5\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x05\x32`\n\x11GenerationService\x12K\n\x08Generate\x12\x1d.draftgate.v1.GenerateRequest\x1a\x1e.draftgate.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+draftgate/_pb/draftgate/v1/generation.proto\x12\x0c\x64raftgate.v1\"\xf8\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x13\n\x06prompt\x18\x03 \x01(\tH\x00\x88\x01\x01\x12+\n\x08messages\x18\x04 \x03(\x0b\x32\x19.draftgate.v1.ChatMessage\x12\x11\n\tinput_ids\x18\x05 \x03(\x05\x12\x17\n\nresume_len\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12\x32\n\x08sampling\x18\x08 \x01(\x0b\x32 .draftgate.v1.SamplingParameters\x12\x1a\n\rmax_draft_len\x18\t \x01(\x05H\x03\x88\x01\x01\x12\x15\n\rreturn_drafts\x18\n \x01(\x08\x12\x19\n\x11return_token_text\x18\x0b \x01(\x08\x42\t\n\x07_promptB\r\n\x0b_resume_lenB\r\n\x0b_max_tokensB\x10\n\x0e_max_draft_len\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xec\x03\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x08\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\x05H\t\x88\x01\x01\x12\x30\n\x0cverification\x18\x0c \x01(\x0e\x32\x1a.draftgate.v1.VerificationB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0b\n\t_logprobs\"\xb1\x01\n\x10GenerateResponse\x12\x32\n\x07started\x18\x01 \x01(\x0b\x32\x1f.draftgate.v1.GenerationStartedH\x00\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.draftgate.v1.TokenChunkH\x00\x12\x34\n\x08\x66inished\x18\x03 \x01(\x0b\x32 .draftgate.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"\x8a\x01\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x05\x12\x15\n\rcached_tokens\x18\x04 \x01(\x05\x12\x10\n\x08queue_us\x18\x05 \x01(\x03\x12\x12\n\nprefill_us\x18\x06 \x01(\x03\"\xb2\x01\n\nTokenChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12#\n\x06tokens\x18\x02 \x03(\x0b\x32\x13.draftgate.v1.Token\x12.\n\x0cverify_steps\x18\x03 \x03(\x0b\x32\x18.draftgate.v1.VerifyStep\x12-\n\x0bgate_reason\x18\x04 \x01(\x0e\x32\x18.draftgate.v1.GateReason\x12\x12\n\nbatch_rows\x18\x05 \x01(\x05\"\xb2\x01\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12)\n\x06source\x18\x03 \x01(\x0e\x32\x19.draftgate.v1.TokenSource\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x01\x88\x01\x01\x12\x34\n\x0c\x61lternatives\x18\x05 \x03(\x0b\x32\x1e.draftgate.v1.TokenAlternativeB\x07\n\x05_textB\n\n\x08_logprob\"/\n\x10TokenAlternative\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x8a\x01\n\nVerifyStep\x12\x0f\n\x07\x64rafted\x18\x01 \x01(\x05\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x05\x12/\n\x0c\x64raft_source\x18\x03 \x01(\x0e\x32\x19.draftgate.v1.DraftSource\x12(\n\x06\x64rafts\x18\x04 \x03(\x0b\x32\x18.draftgate.v1.DraftToken\"4\n\nDraftToken\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_text\"\x9b\x01\n\x12GenerationFinished\x12\x31\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1a.draftgate.v1.FinishReason\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.draftgate.v1.Usage\x12.\n\x0bspeculation\x18\x03 \x01(\x0b\x32\x19.draftgate.v1.Speculation\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\routput_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\"\xc6\x01\n\x0bSpeculation\x12\x14\n\x0cverify_steps\x18\x01 \x01(\x05\x12\x16\n\x0e\x64rafted_tokens\x18\x02 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\x05\x12\x1c\n\x0f\x61\x63\x63\x65ptance_rate\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12#\n\x16mean_acceptance_length\x18\x05 \x01(\x02H\x01\x88\x01\x01\x42\x12\n\x10_acceptance_rateB\x19\n\x17_mean_acceptance_length*b\n\x0cVerification\x12\x1c\n\x18VERIFICATION_UNSPECIFIED\x10\x00\x12\x1a\n\x16VERIFICATION_REJECTION\x10\x01\x12\x18\n\x14VERIFICATION_COUPLED\x10\x02*\\\n\x0bTokenSource\x12\x1c\n\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n\x13TOKEN_SOURCE_TARGET\x10\x01\x12\x16\n\x12TOKEN_SOURCE_DRAFT\x10\x02*[\n\x0b\x44raftSource\x12\x1c\n\x18\x44RAFT_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAFT_SOURCE_EAGLE\x10\x01\x12\x16\n\x12\x44RAFT_SOURCE_NGRAM\x10\x02*\xc2\x01\n\nGateReason\x12\x1b\n\x17GATE_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11GATE_REASON_FIXED\x10\x01\x12\x1b\n\x17GATE_REASON_REQUEST_CAP\x10\x02\x12\x16\n\x12GATE_REASON_BUDGET\x10\x03\x12\x18\n\x14GATE_REASON_NO_DRAFT\x10\x04\x12\x18\n\x14GATE_REASON_DISABLED\x10\x05\x12\x17\n\x13GATE_REASON_PREFILL\x10\x06*\xb5\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x05\x32`\n\x11GenerationService\x12K\n\x08Generate\x12\x1d.draftgate.v1.GenerateRequest\x1a\x1e.draftgate.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'draftgate._pb.draftgate.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENSOURCE']._serialized_start=2295
-  _globals['_TOKENSOURCE']._serialized_end=2387
-  _globals['_DRAFTSOURCE']._serialized_start=2389
-  _globals['_DRAFTSOURCE']._serialized_end=2480
-  _globals['_GATEREASON']._serialized_start=2483
-  _globals['_GATEREASON']._serialized_end=2677
-  _globals['_FINISHREASON']._serialized_start=2680
-  _globals['_FINISHREASON']._serialized_end=2861
+  _globals['_VERIFICATION']._serialized_start=2345
+  _globals['_VERIFICATION']._serialized_end=2443
+  _globals['_TOKENSOURCE']._serialized_start=2445
+  _globals['_TOKENSOURCE']._serialized_end=2537
+  _globals['_DRAFTSOURCE']._serialized_start=2539
+  _globals['_DRAFTSOURCE']._serialized_end=2630
+  _globals['_GATEREASON']._serialized_start=2633
+  _globals['_GATEREASON']._serialized_end=2827
+  _globals['_FINISHREASON']._serialized_start=2830
+  _globals['_FINISHREASON']._serialized_end=3011
   _globals['_GENERATEREQUEST']._serialized_start=62
   _globals['_GENERATEREQUEST']._serialized_end=438
   _globals['_CHATMESSAGE']._serialized_start=440
   _globals['_CHATMESSAGE']._serialized_end=484
   _globals['_SAMPLINGPARAMETERS']._serialized_start=487
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=929
-  _globals['_GENERATERESPONSE']._serialized_start=932
-  _globals['_GENERATERESPONSE']._serialized_end=1109
-  _globals['_GENERATIONSTARTED']._serialized_start=1112
-  _globals['_GENERATIONSTARTED']._serialized_end=1250
-  _globals['_TOKENCHUNK']._serialized_start=1253
-  _globals['_TOKENCHUNK']._serialized_end=1431
-  _globals['_TOKEN']._serialized_start=1434
-  _globals['_TOKEN']._serialized_end=1612
-  _globals['_TOKENALTERNATIVE']._serialized_start=1614
-  _globals['_TOKENALTERNATIVE']._serialized_end=1661
-  _globals['_VERIFYSTEP']._serialized_start=1664
-  _globals['_VERIFYSTEP']._serialized_end=1802
-  _globals['_DRAFTTOKEN']._serialized_start=1804
-  _globals['_DRAFTTOKEN']._serialized_end=1856
-  _globals['_GENERATIONFINISHED']._serialized_start=1859
-  _globals['_GENERATIONFINISHED']._serialized_end=2014
-  _globals['_USAGE']._serialized_start=2016
-  _globals['_USAGE']._serialized_end=2092
-  _globals['_SPECULATION']._serialized_start=2095
-  _globals['_SPECULATION']._serialized_end=2293
-  _globals['_GENERATIONSERVICE']._serialized_start=2863
-  _globals['_GENERATIONSERVICE']._serialized_end=2959
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=979
+  _globals['_GENERATERESPONSE']._serialized_start=982
+  _globals['_GENERATERESPONSE']._serialized_end=1159
+  _globals['_GENERATIONSTARTED']._serialized_start=1162
+  _globals['_GENERATIONSTARTED']._serialized_end=1300
+  _globals['_TOKENCHUNK']._serialized_start=1303
+  _globals['_TOKENCHUNK']._serialized_end=1481
+  _globals['_TOKEN']._serialized_start=1484
+  _globals['_TOKEN']._serialized_end=1662
+  _globals['_TOKENALTERNATIVE']._serialized_start=1664
+  _globals['_TOKENALTERNATIVE']._serialized_end=1711
+  _globals['_VERIFYSTEP']._serialized_start=1714
+  _globals['_VERIFYSTEP']._serialized_end=1852
+  _globals['_DRAFTTOKEN']._serialized_start=1854
+  _globals['_DRAFTTOKEN']._serialized_end=1906
+  _globals['_GENERATIONFINISHED']._serialized_start=1909
+  _globals['_GENERATIONFINISHED']._serialized_end=2064
+  _globals['_USAGE']._serialized_start=2066
+  _globals['_USAGE']._serialized_end=2142
+  _globals['_SPECULATION']._serialized_start=2145
+  _globals['_SPECULATION']._serialized_end=2343
+  _globals['_GENERATIONSERVICE']._serialized_start=3013
+  _globals['_GENERATIONSERVICE']._serialized_end=3109
 # @@protoc_insertion_point(module_scope)

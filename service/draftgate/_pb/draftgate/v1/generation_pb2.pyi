@@ -19,6 +19,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Verification:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VerificationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verification.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VERIFICATION_UNSPECIFIED: _Verification.ValueType  # 0
+    """COUPLED with a seed, REJECTION without."""
+    VERIFICATION_REJECTION: _Verification.ValueType  # 1
+    """Speculative sampling: accepts the most drafts."""
+    VERIFICATION_COUPLED: _Verification.ValueType  # 2
+    """The noise that picks a token belongs to its position, and a draft stands if it is the token
+    picked: drafting does not change the tokens. Without a seed one is drawn for the request.
+    """
+
+class Verification(_Verification, metaclass=_VerificationEnumTypeWrapper):
+    """Neither way changes the distribution of the tokens."""
+
+VERIFICATION_UNSPECIFIED: Verification.ValueType  # 0
+"""COUPLED with a seed, REJECTION without."""
+VERIFICATION_REJECTION: Verification.ValueType  # 1
+"""Speculative sampling: accepts the most drafts."""
+VERIFICATION_COUPLED: Verification.ValueType  # 2
+"""The noise that picks a token belongs to its position, and a draft stands if it is the token
+picked: drafting does not change the tokens. Without a seed one is drawn for the request.
+"""
+Global___Verification: _TypeAlias = Verification  # noqa: Y015
+
 class _TokenSource:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -246,6 +274,7 @@ class SamplingParameters(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    VERIFICATION_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 is greedy."""
     top_p: _builtins.float
@@ -258,10 +287,13 @@ class SamplingParameters(_message.Message):
     seed: _builtins.int
     """With a seed the tokens are a function of prompt, parameters and seed alone: exactly so where
     the engine computes in float32; in bfloat16 a near tie may fall otherwise in another batch.
+    With VERIFICATION_REJECTION they also depend on how many tokens each step drafts.
     """
     ignore_eos: _builtins.bool
     logprobs: _builtins.int
     """Report the log-probability of each token and this many alternatives."""
+    verification: Global___Verification.ValueType
+    """How drafts are verified; greedy requests ignore it."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -278,10 +310,11 @@ class SamplingParameters(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool | None = ...,
         logprobs: _builtins.int | None = ...,
+        verification: Global___Verification.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015

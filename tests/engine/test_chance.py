@@ -1,0 +1,183 @@
+"""What chance does to tokens, and what speculation does not do to chance, for each verification."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftgate.engine import Target, load_target
+from draftgate.engine.drafters import Draft, DraftQuery
+from draftgate.sampling import Verification
+from tests.support.chi_square import p_value
+from tests.support.engine import ScriptedDrafter, greedy, running, sampled, use_drafter
+from tests.support.tiny_models import TINY, write_checkpoint
+
+PROMPTS = {f"{n}": tuple((11 * i * i + n * i + n) % 96 for i in range(5 + 7 * n)) for n in range(6)}
+
+
+@pytest.mark.parametrize("verification", [None, *Verification])
+def test_without_a_seed_every_run_is_its_own(
+    tiny: Target, verification: Verification | None
+) -> None:
+    params = sampled(30, temperature=1.5, verification=verification)
+    with running(tiny, draft_len=4) as engine:
+        streams = [engine.submit(f"{i}", PROMPTS["1"], params) for i in range(10)]
+        runs = {tuple(stream.wait().tokens) for stream in streams}
+        runs |= {tuple(engine.one(PROMPTS["1"], params).tokens) for _ in range(10)}
+    assert len(runs) == 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "coupled"),
+    [
+        ({}, False),
+        ({"seed": 5}, True),
+        ({"verification": Verification.REJECTION}, False),
+        ({"verification": Verification.REJECTION, "seed": 5}, False),
+        ({"verification": Verification.COUPLED}, True),
+        ({"verification": Verification.COUPLED, "seed": 5}, True),
+    ],
+)
+def test_a_request_chooses_its_verification(
+    tiny: Target, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], coupled: bool
+) -> None:
+    """A draft from the target's own distribution always stands under rejection; coupled, only
+    where chance falls on the same token twice."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rule(query: DraftQuery) -> Draft:
+        p = (tiny.score(list(query.tokens))[-1:] / 1.5).softmax(-1)
+        return Draft((int(torch.multinomial(p[0], 1, generator=generator)),), p)
+
+    use_drafter(monkeypatch, ScriptedDrafter(rule))
+    with running(tiny, draft_len=1) as engine:
+        stream = engine.one(PROMPTS["1"], sampled(40, temperature=1.5, **settings))
+    assert stream.drafted >= 19
+    assert (stream.accepted < stream.drafted / 2) == coupled
+    assert (stream.accepted == stream.drafted) != coupled
+
+
+def test_rejection_with_a_seed_gives_the_same_tokens_for_the_same_drafts(tiny: Target) -> None:
+    """Whatever else is in the batch; not for other draft lengths, which `coupled` stands for."""
+
+    def run(draft_len: int, seed: int) -> dict[str, list[int]]:
+        params = sampled(
+            40, temperature=1.1, top_k=4, seed=seed, verification=Verification.REJECTION
+        )
+        with running(tiny, draft_len=draft_len, ngram_min=1, max_batch_rows=batch_rows) as engine:
+            tokens = engine.run(PROMPTS, params)
+            assert (engine.engine.counters().drafted_tokens > 100) == (draft_len > 0)
+        return tokens
+
+    batch_rows = 8
+    first, without, other_seed = run(4, 11), run(0, 11), run(4, 2**64 - 1)
+    batch_rows = 1
+    assert run(4, 11) == first
+    assert run(0, 11) == without
+    assert without != first != other_seed
+
+
+@pytest.mark.parametrize("verification", Verification)
+def test_greedy_has_no_use_for_a_verification(tiny: Target, verification: Verification) -> None:
+    plain = greedy(40, frequency_penalty=0.4)
+    with running(tiny, draft_len=4, ngram_min=1) as engine:
+        chosen = replace(plain, seed=3, verification=verification)
+        assert engine.run(PROMPTS, chosen) == engine.run(PROMPTS, plain)
+
+
+@pytest.fixture
+def six(tmp_path: Path) -> Target:
+    """A target with six tokens."""
+    config = TINY | {"vocab_size": 6}
+    return load_target(write_checkpoint(tmp_path / "model", config), torch.float32)
+
+
+@pytest.mark.parametrize("verification", Verification)
+def test_a_resumed_token_does_not_depend_on_the_luck_of_the_one_before(
+    six: Target, verification: Verification
+) -> None:
+    """Two tokens of one seed, in two runs, over many seeds: the product of the probabilities."""
+    draws, prompt = 4_000, (1, 2, 3)
+    params = sampled(1, temperature=4.0, verification=verification)
+    seen = np.zeros((6, 6))
+    with running(six, draft_len=0, max_batch_rows=128, max_waiting=1 << 16) as engine:
+
+        def run(emitted: dict[int, list[int]]) -> dict[int, list[int]]:
+            streams = {}
+            for seed, tokens in emitted.items():
+                streams[seed] = engine.submit(
+                    f"{seed}-{len(tokens)}",
+                    (*prompt, *tokens),
+                    replace(params, seed=seed, max_tokens=len(tokens) + 1),
+                    resume_len=len(tokens),
+                )
+            return {seed: [*emitted[seed], *s.wait().tokens] for seed, s in streams.items()}
+
+        for tokens in run(run({seed: [] for seed in range(draws)})).values():
+            seen[tuple(tokens)] += 1
+
+    def distribution(*emitted: int) -> np.ndarray:
+        logits = six.score([*prompt, *emitted])[-1].double()
+        return (logits / 4.0).softmax(-1).numpy()
+
+    first = distribution()
+    expected = np.stack([draws * first[token] * distribution(token) for token in range(6)])
+    assert p_value(seen, expected) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("told", "settings"),
+    [
+        (True, {}),
+        (False, {}),
+        (True, {"verification": Verification.REJECTION, "seed": 0}),
+        (True, {"verification": Verification.COUPLED}),
+        (False, {"verification": Verification.COUPLED, "seed": 0}),
+    ],
+)
+def test_sampled_sequences_have_the_targets_distribution(
+    six: Target, monkeypatch: pytest.MonkeyPatch, told: bool, settings: dict[str, Any]
+) -> None:
+    """Whole sequences of three through the engine, drafted by chance, against the exact product
+    of the target's probabilities. With a seed every request has another."""
+    target, vocab, draws, prompt = six, 6, 8_000, (1, 2, 3)
+    random = np.random.default_rng(0)
+    q = random.dirichlet(np.ones(vocab), size=2)
+
+    def rule(query: DraftQuery) -> Draft:
+        ids = tuple(int(random.choice(vocab, p=q[i])) for i in range(query.count))
+        # Not told q, the engine takes a draft for a choice without chance: as good.
+        return Draft(ids, torch.tensor(q[: query.count], dtype=torch.float32) if told else None)
+
+    use_drafter(monkeypatch, ScriptedDrafter(rule))
+    params = sampled(3, temperature=4.0, top_k=5, frequency_penalty=0.5, **settings)
+    seeds = range(draws) if "seed" in settings else [None] * draws
+    seen = np.zeros((vocab,) * 3)
+    with running(target, draft_len=2, max_batch_rows=128, max_waiting=1 << 16) as engine:
+        streams = [
+            engine.submit(f"{i}", prompt, replace(params, seed=seed))
+            for i, seed in enumerate(seeds)
+        ]
+        for stream in streams:
+            seen[tuple(stream.wait().tokens)] += 1
+        assert engine.engine.counters().accepted_tokens > draws / 10
+
+    def distribution(emitted: tuple[int, ...]) -> np.ndarray:
+        logits = target.score([*prompt, *emitted])[-1].double().numpy()
+        counts = np.bincount(np.array(emitted, dtype=int), minlength=vocab)
+        scaled = (logits - 0.5 * counts) / 4.0
+        p = np.exp(scaled - scaled.max())
+        p[p.argmin()] = 0.0  # top_k = 5 of 6
+        return p / p.sum()
+
+    expected = np.zeros((vocab,) * 3)
+    for first in range(vocab):
+        for second in range(vocab):
+            share = distribution(())[first] * distribution((first,))[second]
+            expected[first, second] = draws * share * distribution((first, second))
+    assert p_value(seen, expected) > 1e-4
