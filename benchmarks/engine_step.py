@@ -35,7 +35,7 @@ from draftgate.checkpoint import ConsoleProgress, ensure_checkpoint, packaged_so
 from draftgate.engine import EngineConfig, Request, Target
 from draftgate.engine.attention import RowSpan
 from draftgate.engine.drafters import Draft
-from draftgate.engine.kv_cache import KVCache
+from draftgate.engine.kv_cache import KVCache, KVStore
 from draftgate.engine.sampler import RowSampler
 from draftgate.engine.scheduler import ScheduledRow
 from draftgate.engine.sequence import Sequence as Row
@@ -216,14 +216,14 @@ class _StepBench:
     def __init__(self, target: Target, rows: int, cached_tokens: int) -> None:
         room = cached_tokens + rows + 1
         config = EngineConfig(max_batch_rows=rows, kv_cache_bytes=1 << 50)
-        cache = KVCache(target.config.shape, config, room, target.dtype, target.device)
+        cache = KVCache([target.kv_shape], config, room, target.dtype, target.device)
         self._stepper = Stepper(target, cache, None, 0, room, time.monotonic)
         generator = random.Random(0)
         vocab_size = target.config.shape.vocab_size
         self._tokens = [generator.randrange(vocab_size) for _ in range(cached_tokens + 1)]
         self._drafts = [generator.randrange(vocab_size) for _ in range(rows)]
         self._rows = [self._row(slot, target) for slot in range(rows)]
-        self._fill(target, cache, cached_tokens)
+        self._fill(target, cache.stores[0], cached_tokens)
 
     def step(self, rows: int, tokens_per_row: int) -> None:
         """One step over the first `rows` rows, each with `tokens_per_row` - 1 drafts."""
@@ -254,18 +254,18 @@ class _StepBench:
         row.tokens = list(self._tokens)
         row.computed = row.prefill_upto = len(self._tokens) - 1
 
-    def _fill(self, target: Target, cache: KVCache, tokens: int) -> None:
+    def _fill(self, target: Target, store: KVStore, tokens: int) -> None:
         """The keys and values of the prompt, in every row."""
         everything = torch.arange(tokens)
         target.forward(
-            torch.tensor(self._tokens[:tokens]), [RowSpan(0, 0, tokens)], cache, everything[:0]
+            torch.tensor(self._tokens[:tokens]), [RowSpan(0, 0, tokens)], store, everything[:0]
         )
         for layer in range(target.config.shape.layers):
-            keys, values = cache.read(layer, 0, 1, tokens)  # [1, kv_heads, tokens, head_dim]
+            keys, values = store.read(layer, 0, 1, tokens)  # [1, kv_heads, tokens, head_dim]
             kv = torch.stack((keys[0], values[0])).permute(2, 0, 1, 3).reshape(tokens, -1)
             for row in self._rows[1:]:
                 assert row.slot is not None
-                cache.write(layer, everything + cache.index_of(row.slot, 0), kv)
+                store.write(layer, everything + store.index_of(row.slot, 0), kv)
 
 
 def _print(report: Report) -> None:

@@ -83,8 +83,8 @@ class Batches:
         steps: int,
         seed: int,
     ) -> None:
-        """embedding: [vocab, hidden] the target's; vocabulary: [draft vocab] its ids that can be drafted.
-        answer_tokens: about so many in a batch."""
+        """embedding: [vocab, hidden] the target's; vocabulary: [draft vocab] its ids that can be
+        drafted; answer_tokens: about so many in a batch."""
         self._examples = examples
         self._embedding = embedding
         self._foretold = torch.zeros(len(embedding), dtype=torch.bool)
@@ -140,9 +140,7 @@ class Batches:
             last[row, :upto] = example.features[first + 1 :, -hidden:]
             valid[row, :upto] = True
         embedded = self._embedding[ids].to(torch.bfloat16)
-        chain = torch.stack(
-            [_rows(embedded, bases + 2 + step) for step in range(steps - 1)], dim=2
-        )
+        chain = torch.stack([_rows(embedded, bases + 2 + step) for step in range(steps - 1)], dim=2)
         unrolled = Unrolled(features, embedded[:, 1 : tokens + 1], bases, chain)
         following = torch.zeros_like(valid)
         following[:, :answers] = self._foretold[_rows(ids.unsqueeze(-1), bases + 2).squeeze(-1)]

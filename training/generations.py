@@ -189,9 +189,7 @@ class _Recorder(Drafter):
         return self._ended.pop(row_id)
 
 
-def _write(
-    folder: Path, shard: Sequence[tuple[Generation, torch.Tensor]], worker: int
-) -> None:
+def _write(folder: Path, shard: Sequence[tuple[Generation, torch.Tensor]], worker: int) -> None:
     """One more file, complete or not there, with its features."""
     generations = [generation for generation, _ in shard]
     path = folder / f"part-{generations[0].index:05}.npz"

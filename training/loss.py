@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from draftgate.engine.weights import CheckpointReader
 from training.data import Batch
@@ -142,5 +141,3 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> tuple[torch.Tensor, None, None]:
         (gradient,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return gradient * grad.to(gradient.dtype), None, None
-
-

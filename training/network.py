@@ -1,4 +1,4 @@
-"""The EAGLE-3 head as torch trains it, with parameters named as the Hugging Face layout has them."""
+"""The EAGLE-3 head as torch trains it, its parameters named as in the Hugging Face layout."""
 
 from __future__ import annotations
 

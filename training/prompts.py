@@ -82,18 +82,18 @@ _REWRITE_CODE = (
     "Add comments to this code and print all of it:\n\n```python\n{code}\n```",
     "Add type hints to this function and print all of it:\n\n```python\n{code}\n```",
 )
-_MODULES = (
-    "abc ast asyncio.queues base64 bisect calendar cmd codecs collections colorsys configparser "
-    "contextlib copy csv dataclasses datetime decimal difflib email.message enum fileinput fnmatch "
-    "fractions ftplib functools getopt getpass gettext glob graphlib gzip heapq hmac html.parser "
-    "http.client http.cookies imaplib inspect ipaddress json.decoder json.encoder keyword "
-    "linecache locale logging mailbox mimetypes netrc ntpath numbers operator optparse os "
-    "pathlib pdb pickle pkgutil platform plistlib poplib posixpath pprint queue quopri random "
-    "reprlib sched secrets selectors shelve shlex shutil smtplib socket socketserver statistics "
-    "string subprocess tabnanny tarfile tempfile textwrap threading timeit tokenize traceback "
-    "types typing unittest.case urllib.parse urllib.request uuid warnings wave weakref webbrowser "
-    "xml.dom.minidom xmlrpc.client zipfile"
-).split()
+_MODULES = """
+abc ast asyncio.queues base64 bisect calendar cmd codecs collections colorsys configparser
+contextlib copy csv dataclasses datetime decimal difflib email.message enum fileinput
+fnmatch fractions ftplib functools getopt getpass gettext glob graphlib gzip heapq hmac
+html.parser http.client http.cookies imaplib inspect ipaddress json.decoder json.encoder
+keyword linecache locale logging mailbox mimetypes netrc ntpath numbers operator optparse os
+pathlib pdb pickle pkgutil platform plistlib poplib posixpath pprint queue quopri random
+reprlib sched secrets selectors shelve shlex shutil smtplib socket socketserver statistics
+string subprocess tabnanny tarfile tempfile textwrap threading timeit tokenize traceback
+types typing unittest.case urllib.parse urllib.request uuid warnings wave weakref webbrowser
+xml.dom.minidom xmlrpc.client zipfile
+""".split()
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,7 @@ def _chat(held_out: bool) -> list[Prompt]:
     generator = random.Random(1)
     topics = [topic for topic in _lines("chat.txt") if is_held_out(topic) == held_out]
     return [
-        Prompt(
-            "chat", topic, form.format(topic=topic, other=generator.choice(topics)), held_out
-        )
+        Prompt("chat", topic, form.format(topic=topic, other=generator.choice(topics)), held_out)
         for topic in topics
         for form in _CHAT
     ]

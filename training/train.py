@@ -83,8 +83,14 @@ def train(
             progress.update(bar, completed=number + 1)
             if (number + 1) % recipe.log_every == 0:
                 seen = agreement(network, teacher, batch, recipe.steps)
-                _log(log, number + 1, total, loss=round(float(loss), 4),
-                     s=round(sum(recent) / len(recent), 3), train=_rounded(seen))
+                _log(
+                    log,
+                    number + 1,
+                    total,
+                    loss=round(float(loss), 4),
+                    s=round(sum(recent) / len(recent), 3),
+                    train=_rounded(seen),
+                )
                 recent = []
             if (number + 1) % recipe.judge_every == 0 or number + 1 == total:
                 found = judge(network, teacher, held_out, judges, recipe.steps)

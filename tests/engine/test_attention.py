@@ -7,33 +7,31 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from draftgate.checkpoint.architectures import model_shape
 from draftgate.engine import EngineConfig
 from draftgate.engine.attention import RowSpan, plan_attention
-from draftgate.engine.kv_cache import KVCache
-from tests.support.tiny_models import TINY
+from draftgate.engine.kv_cache import KVCache, KVStore
+from tests.support.kv_cache import KV_SHAPE, SHAPE
 
-SHAPE = model_shape(TINY)
 CPU = torch.device("cpu")
 ROWS = 6
 LONGEST = 1600
 
 
 @pytest.fixture(scope="module")
-def cache() -> KVCache:
+def store() -> KVStore:
     """Every position of every slot holds something: what is not visible must be masked."""
     config = EngineConfig(max_batch_rows=ROWS, kv_cache_bytes=1 << 30)
-    store = KVCache(SHAPE, config, LONGEST, torch.float32, CPU)
+    [store] = KVCache([KV_SHAPE], config, LONGEST, torch.float32, CPU).stores
     generator = torch.Generator().manual_seed(0)
     index = torch.arange(store.index_of(0, 0), store.index_of(ROWS - 1, LONGEST))
-    kv = torch.randn(len(index), 2 * SHAPE.kv_heads * SHAPE.head_dim, generator=generator)
+    kv = torch.randn(len(index), KV_SHAPE.width, generator=generator)
     store.write(0, index, kv)
     return store
 
 
-def one_row(query: torch.Tensor, span: RowSpan, cache: KVCache) -> torch.Tensor:
+def one_row(query: torch.Tensor, span: RowSpan, store: KVStore) -> torch.Tensor:
     """query [count, heads, head_dim] to context, token by token as the formula has it."""
-    keys, values = cache.read(0, span.slot, span.slot + 1, span.length)
+    keys, values = store.read(0, span.slot, span.slot + 1, span.length)
     group = SHAPE.heads // SHAPE.kv_heads
     answers = []
     for token in range(span.count):
@@ -48,7 +46,7 @@ def one_row(query: torch.Tensor, span: RowSpan, cache: KVCache) -> torch.Tensor:
     return torch.stack(answers)
 
 
-def check(spans: list[RowSpan], cache: KVCache) -> int:
+def check(spans: list[RowSpan], store: KVStore) -> int:
     """Returns how many calls the plan makes."""
     plan = plan_attention(
         spans,
@@ -62,10 +60,10 @@ def check(spans: list[RowSpan], cache: KVCache) -> int:
     query = torch.randn(
         tokens, SHAPE.heads, SHAPE.head_dim, generator=torch.Generator().manual_seed(tokens)
     )
-    got = plan.attend(query, cache, 0)
+    got = plan.attend(query, store, 0)
     first = 0
     for span in spans:
-        wanted = one_row(query[first : first + span.count], span, cache)
+        wanted = one_row(query[first : first + span.count], span, store)
         torch.testing.assert_close(
             got[first : first + span.count].double(), wanted, rtol=1e-4, atol=1e-5
         )
@@ -88,18 +86,18 @@ def steps(draw: st.DrawFn) -> list[RowSpan]:
 
 @settings(max_examples=60, deadline=None)
 @given(spans=steps())
-def test_every_row_sees_its_own_past_and_nothing_else(cache: KVCache, spans: list[RowSpan]) -> None:
-    check(spans, cache)
+def test_every_row_sees_its_own_past_and_nothing_else(store: KVStore, spans: list[RowSpan]) -> None:
+    check(spans, store)
 
 
-def test_rows_that_decode_share_one_call(cache: KVCache) -> None:
-    assert check([RowSpan(slot, 200 + slot, 1) for slot in range(ROWS)], cache) == 1
-    assert check([RowSpan(slot, 300, 5) for slot in range(ROWS)], cache) == 1
-    assert check([RowSpan(0, 300, 1)], cache) == 1
+def test_rows_that_decode_share_one_call(store: KVStore) -> None:
+    assert check([RowSpan(slot, 200 + slot, 1) for slot in range(ROWS)], store) == 1
+    assert check([RowSpan(slot, 300, 5) for slot in range(ROWS)], store) == 1
+    assert check([RowSpan(0, 300, 1)], store) == 1
 
 
-def test_a_prompt_chunk_or_a_much_longer_row_has_its_own_call(cache: KVCache) -> None:
+def test_a_prompt_chunk_or_a_much_longer_row_has_its_own_call(store: KVStore) -> None:
     decoding = [RowSpan(slot, 20, 1) for slot in range(ROWS - 1)]
-    assert check([*decoding, RowSpan(ROWS - 1, 0, 128)], cache) == 2
-    assert check([*decoding, RowSpan(ROWS - 1, LONGEST - 1, 1)], cache) == 2
-    assert check([RowSpan(0, LONGEST - 1, 1), *decoding[1:]], cache) == 2
+    assert check([*decoding, RowSpan(ROWS - 1, 0, 128)], store) == 2
+    assert check([*decoding, RowSpan(ROWS - 1, LONGEST - 1, 1)], store) == 2
+    assert check([RowSpan(0, LONGEST - 1, 1), *decoding[1:]], store) == 2

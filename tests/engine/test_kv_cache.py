@@ -10,21 +10,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from draftgate.checkpoint.architectures import model_shape
 from draftgate.engine import EngineConfig
-from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
+from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache, KVShape
 from draftgate.errors import DraftgateError, ErrorCode
-from tests.support.kv_cache import SHAPE, stored, write
+from tests.support.kv_cache import KV_SHAPE, stored, write
 from tests.support.process_memory import resident_bytes
-from tests.support.tiny_models import BLOCK_BYTES, TINY
 
 CPU = torch.device("cpu")
 SLOT_TOKENS = 96
 
 
 def cache(blocks: int, rows: int, tokens: int = SLOT_TOKENS) -> KVCache:
-    config = EngineConfig(kv_cache_bytes=blocks * BLOCK_BYTES, max_batch_rows=rows)
-    return KVCache(SHAPE, config, tokens, torch.float32, CPU)
+    """Of a target and of a drafter with other heads, whose positions cost an eighth more."""
+    drafter = KVShape(layers=1, kv_heads=1, head_dim=KV_SHAPE.head_dim * KV_SHAPE.layers // 4)
+    shapes = [KV_SHAPE, drafter]
+    position_bytes = sum(4 * shape.layers * shape.width for shape in shapes)
+    config = EngineConfig(
+        kv_cache_bytes=blocks * BLOCK_TOKENS * position_bytes, max_batch_rows=rows
+    )
+    return KVCache(shapes, config, tokens, torch.float32, CPU)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -116,7 +120,7 @@ def test_a_new_row_of_a_used_slot_starts_at_zero_or_at_what_was_left(tokens: int
     assert store.grow(1, tokens)
     write(store, 1, 0, [1.0] * tokens)
     store.release(1)
-    keys, values = store.read(0, 1, 2, 400)
+    keys, values = store.stores[0].read(0, 1, 2, 400)
     assert torch.isfinite(keys).all()
     assert torch.isfinite(values).all()
 
@@ -125,34 +129,32 @@ def test_a_budget_too_small_for_a_block_per_row_is_refused() -> None:
     with pytest.raises(DraftgateError, match="kv_cache_bytes") as caught:
         cache(blocks=3, rows=4)
     assert caught.value.code is ErrorCode.FAILED_PRECONDITION
-    assert str(BLOCK_BYTES) in caught.value.message
+    assert str(cache(blocks=4, rows=4).block_bytes) in caught.value.message
 
 
 def test_address_space_that_cannot_be_had_is_refused() -> None:
-    shape = dataclasses.replace(SHAPE, layers=1 << 20)
+    shape = dataclasses.replace(KV_SHAPE, layers=1 << 20)
     config = EngineConfig(kv_cache_bytes=1 << 50, max_batch_rows=1024)
     with pytest.raises(DraftgateError, match="max_batch_rows") as caught:
-        KVCache(shape, config, 1 << 20, torch.float32, CPU)
+        KVCache([shape], config, 1 << 20, torch.float32, CPU)
     assert caught.value.code is ErrorCode.FAILED_PRECONDITION
 
 
 def test_memory_is_taken_as_rows_grow_and_given_back_as_they_leave() -> None:
     """A cache of real size: 8 rows of 8,192 positions as address space, a budget for 4,096."""
-    shape = model_shape(
-        TINY | {"num_hidden_layers": 8, "head_dim": 64, "max_position_embeddings": 8192}
-    )
-    block_bytes = BLOCK_TOKENS * 2 * shape.kv_heads * shape.head_dim * 4 * shape.layers
+    shape = KVShape(layers=8, kv_heads=KV_SHAPE.kv_heads, head_dim=64)
+    block_bytes = BLOCK_TOKENS * shape.width * 4 * shape.layers
     budget_bytes = 256 * block_bytes
     config = EngineConfig(kv_cache_bytes=budget_bytes, max_batch_rows=8)
     before = resident_bytes()
-    store = KVCache(shape, config, 8192, torch.float32, CPU)
-    width = 2 * shape.kv_heads * shape.head_dim
+    cache = KVCache([shape], config, 8192, torch.float32, CPU)
+    [store] = cache.stores
 
     def fill(slot: int, tokens: int) -> None:
-        assert store.grow(slot, tokens)
+        assert cache.grow(slot, tokens)
         index = torch.arange(store.index_of(slot, 0), store.index_of(slot, tokens))
         for layer in range(shape.layers):
-            store.write(layer, index, torch.ones(tokens, width))
+            store.write(layer, index, torch.ones(tokens, shape.width))
 
     def held_bytes() -> int:
         return resident_bytes() - before
@@ -160,18 +162,18 @@ def test_memory_is_taken_as_rows_grow_and_given_back_as_they_leave() -> None:
     assert held_bytes() < 4 << 20
     for slot in range(8):
         fill(slot, 512)
-    assert store.free_blocks == 0
-    assert not store.grow(0, 513)
+    assert cache.free_blocks == 0
+    assert not cache.grow(0, 513)
     assert abs(held_bytes() - budget_bytes) < 0.1 * budget_bytes
-    store.release(0)
-    store.move(7, 0, 512)
-    store.release(3)
-    store.move(6, 3, 512)
+    cache.release(0)
+    cache.move(7, 0, 512)
+    cache.release(3)
+    cache.move(6, 3, 512)
     assert abs(held_bytes() - 0.75 * budget_bytes) < 0.1 * budget_bytes
-    store.shrink(1, 16)  # its memory stays until it leaves
+    cache.shrink(1, 16)  # its memory stays until it leaves
     for slot in (0, 1, 2, 3, 4, 5):
-        store.release(slot)
-    assert store.used_blocks == 0
+        cache.release(slot)
+    assert cache.used_blocks == 0
     assert held_bytes() < 0.1 * budget_bytes
     for _ in range(20):  # reading what nobody wrote takes no memory
         for layer in range(shape.layers):

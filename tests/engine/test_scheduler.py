@@ -16,7 +16,7 @@ from draftgate.engine.scheduler import ScheduledRow, Scheduler
 from draftgate.engine.sequence import Sequence
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.sampling import SamplingParams
-from tests.support.kv_cache import SHAPE, stored, write
+from tests.support.kv_cache import KV_SHAPE, SHAPE, stored, write
 from tests.support.tiny_models import BLOCK_BYTES
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ class Trace:
         )
         self.chunk = chunk
         self.longest = longest
-        self.cache = KVCache(SHAPE, config, longest, torch.float32, CPU)
+        self.cache = KVCache([KV_SHAPE], config, longest, torch.float32, CPU)
         self.scheduler = Scheduler(config, self.cache)
         self.ids = itertools.count()
         self.live: list[Sequence] = []

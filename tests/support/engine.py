@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import torch
 
 from draftgate.contract import DraftSource, FinishReason, GateReason
 from draftgate.engine import Engine, EngineConfig, Output, Request, Target
-from draftgate.engine.drafters import Draft, Drafter, DraftQuery
+from draftgate.engine.drafters import Draft, Drafter, DraftQuery, Settled
 from draftgate.sampling import SamplingParams
 
 _PATIENCE_S = 240.0
@@ -174,8 +175,6 @@ def running(
 class ScriptedDrafter(Drafter):
     """Proposes what `rule` says, and holds the engine to what a drafter may count on."""
 
-    source = DraftSource.NGRAM
-
     def __init__(self, rule: Callable[[DraftQuery], Draft]) -> None:
         self.rule = rule
         self.rows: dict[int, list[int]] = {}
@@ -187,15 +186,21 @@ class ScriptedDrafter(Drafter):
         for query in queries:
             assert query.count >= 1
             assert self.rows[query.row_id] == list(query.tokens), "drafting for a row out of sync"
-            drafts.append(self.rule(query))
-            assert len(drafts[-1].token_ids) <= query.count
+            draft = self.rule(query)
+            drafts.append(replace(draft, source=DraftSource.NGRAM))
+            assert len(draft.token_ids) <= query.count
         return drafts
 
-    def observe(self, row_id: int, tokens: Sequence[int], upto: int) -> None:
-        known = self.rows.get(row_id, [])
-        assert len(known) < upto <= len(tokens), "observed again without a reset"
-        assert list(tokens[: len(known)]) == known, "a settled token has changed"
-        self.rows[row_id] = list(tokens[:upto])
+    def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
+        assert features is None
+        for row in rows:
+            known = self.rows.get(row.row_id, [])
+            # The token before `start` was taken in with the pass before, as the next to come.
+            assert max(len(known) - 1, 0) == row.start, "observed again without a reset"
+            assert row.start < row.computed < row.upto + 1 <= len(row.tokens) + 1
+            assert list(row.tokens[: len(known)]) == known, "a settled token has changed"
+            assert 0 <= row.accepted <= len(row.draft.token_ids)
+            self.rows[row.row_id] = list(row.tokens[: row.upto])
 
     def reset(self, row_id: int) -> None:
         self.rows.pop(row_id, None)
@@ -206,4 +211,4 @@ class ScriptedDrafter(Drafter):
 
 def use_drafter(monkeypatch: pytest.MonkeyPatch, drafter: Drafter) -> None:
     """Engines made from now on draft with this one."""
-    monkeypatch.setattr("draftgate.engine.engine.make_drafter", lambda config: drafter)
+    monkeypatch.setattr("draftgate.engine.engine.make_drafter", lambda config, target: drafter)

@@ -48,7 +48,7 @@ class KVStore:
     def __init__(
         self, shape: KVShape, slots: int, slot_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._shape = shape
+        self.shape = shape
         self._slots = slots
         self._slot_tokens = slot_tokens
         extents = (shape.layers, slots, slot_tokens, 2, shape.kv_heads, shape.head_dim)
@@ -83,8 +83,8 @@ class KVStore:
         """Return the memory of a slot's first `tokens` positions to the system."""
         if self._memory is None:
             return
-        position_bytes = self._shape.width * self._tensor.element_size()
-        for layer in range(self._shape.layers):
+        position_bytes = self.shape.width * self._tensor.element_size()
+        for layer in range(self.shape.layers):
             start = (layer * self._slots + slot) * self._slot_tokens
             self._memory.give_back(start * position_bytes, tokens * position_bytes)
 

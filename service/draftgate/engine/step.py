@@ -192,7 +192,9 @@ class Stepper:
         probabilities = sampler.probabilities(logits.float(), ids)
         if sampler.params.coupled:
             return verify_equal(sampler.coupled(probabilities, len(sequence.tokens)), ids)
-        return verify_rejection(probabilities, draft, sampler.generator)
+        return verify_rejection(
+            probabilities, ids, draft.probabilities, sampler.generator, draft.vocabulary
+        )
 
     def _emit(
         self,

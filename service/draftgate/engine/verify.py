@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from draftgate.engine.drafters import Draft
 from draftgate.engine.sampler import draw
 
 __all__ = ["verify_equal", "verify_rejection"]
@@ -29,38 +28,39 @@ def verify_equal(target_ids: Sequence[int], draft_ids: Sequence[int]) -> tuple[i
 
 
 def verify_rejection(
-    target: torch.Tensor, draft: Draft, generator: torch.Generator
+    target: torch.Tensor,
+    draft_ids: Sequence[int],
+    draft: torch.Tensor | None,
+    generator: torch.Generator,
+    vocabulary: torch.Tensor | None = None,
 ) -> tuple[int, int]:
     """Speculative sampling (arXiv 2211.17192 section 2.3; arXiv 2302.01318 theorem 1).
 
-    target: [K + 1, vocab] the target's distributions p. The draft's K tokens were drawn from its
-    distributions q, [K, n], or proposed without chance (q is 1 at the draft). A token x is accepted
-    with probability min(1, p(x) / q(x)); at the first rejection the token comes from
-    norm(max(0, p - q)), after the last acceptance from p.
+    target: [K + 1, vocab] the target's distributions p; draft_ids: [K] tokens drawn from
+    draft: [K, n] the drafter's distributions q, or None where it proposes without chance
+    (q is 1 at the draft). vocabulary: [n] the target's ids of what q is over, None for all of them.
+    A draft x is accepted with probability min(1, p(x) / q(x)); at the first rejection the token
+    comes from norm(max(0, p - q)), after the last acceptance from p.
     Returns how many drafts are accepted and the token that follows them.
     """
-    if not draft.token_ids:
+    if not draft_ids:
         return 0, draw(target[0], generator)
-    ids = torch.tensor(draft.token_ids, device=target.device).unsqueeze(1)
-    proposed = _proposed(draft, ids, target)
+    ids = torch.tensor(draft_ids, device=target.device).unsqueeze(1)
+    proposed = torch.zeros_like(target[:-1])
+    if draft is None:
+        proposed.scatter_(1, ids, 1.0)
+    elif vocabulary is None:
+        proposed = draft
+    else:
+        proposed.index_add_(1, vocabulary, draft)
     p = target[:-1].gather(1, ids).squeeze(1)
     q = proposed.gather(1, ids).squeeze(1)
     uniform = torch.rand(p.shape, generator=generator, device=p.device)
     rejected = (uniform * q >= p).nonzero()
     if not len(rejected):
-        return len(draft.token_ids), draw(target[-1], generator)
+        return len(draft_ids), draw(target[-1], generator)
     accepted = int(rejected[0])
     return accepted, draw(_residual(target[accepted], proposed[accepted]), generator)
-
-
-def _proposed(draft: Draft, ids: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The draft's distributions over the target's vocabulary, [K, vocab]."""
-    if draft.probabilities is not None and draft.vocabulary is None:
-        return draft.probabilities
-    q = torch.zeros_like(target[:-1])
-    if draft.probabilities is None:
-        return q.scatter_(1, ids, 1.0)
-    return q.index_add_(1, draft.vocabulary, draft.probabilities)
 
 
 def _residual(target: torch.Tensor, proposed: torch.Tensor) -> torch.Tensor:

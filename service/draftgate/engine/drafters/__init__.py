@@ -59,7 +59,7 @@ DRAFTERS: dict[str, Callable[[EngineConfig, Target], Drafter]] = {
 def make_drafter(config: EngineConfig, target: Target) -> Drafter | None:
     """The configured drafter; None where the engine never speculates.
 
-    Raises DraftgateError: INVALID_ARGUMENT for a name that is not in DRAFTERS, or FAILED_PRECONDITION
+    Raises DraftgateError: INVALID_ARGUMENT for a name that is not in DRAFTERS, FAILED_PRECONDITION
     when the folder does not hold a drafter for this target.
     """
     if config.draft_len == 0 or config.drafter == "none":

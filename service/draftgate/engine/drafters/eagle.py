@@ -117,9 +117,7 @@ class EagleDrafter(Drafter):
             positions = self._tensor(at)
             inputs, hidden = inputs[: len(rows)], hidden[: len(rows)]
             if step:
-                places = [
-                    self._store.index_of(q.slot, p) for q, p in zip(rows, at, strict=True)
-                ]
+                places = [self._store.index_of(q.slot, p) for q, p in zip(rows, at, strict=True)]
                 last = self._tensor([self._vocabulary[chain.ids[-1]] for chain in active])
                 inputs = self._head.take_in(
                     last, hidden, positions, self._tensor(places), self._store

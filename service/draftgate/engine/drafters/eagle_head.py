@@ -189,8 +189,10 @@ class EagleHead:
             raise _unfit(f"d2t has shape {list(offsets.shape)}, draft_vocab_size is {size}")
         ids = torch.arange(size) + offsets
         if bool((ids < 0).any()) or bool((ids >= vocab).any()):
-            raise _unfit(f"d2t maps to ids from {int(ids.min())} to {int(ids.max())}, the target "
-                         f"has 0 to {vocab - 1}")
+            raise _unfit(
+                f"d2t maps to ids from {int(ids.min())} to {int(ids.max())}, the target "
+                f"has 0 to {vocab - 1}"
+            )
         return ids
 
     def _padded(self, x: torch.Tensor) -> torch.Tensor:

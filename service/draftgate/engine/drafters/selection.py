@@ -36,7 +36,8 @@ def pick(
     """One token a row.
 
     logits: [rows, n]. positions: [rows] absolute positions of the tokens picked. vocabulary: [n]
-    the target's ids of the drafter's tokens, None when they are the same.
+    the target's ids of the drafter's tokens, None when they are the same. generator: chance for
+    the rows that have no seed.
     """
     sampled = [index for index, sampler in enumerate(samplers) if not sampler.params.greedy]
     if not sampled:
@@ -48,11 +49,14 @@ def pick(
         probabilities[rows] = filter_probabilities(chosen, params)
     noise = torch.ones_like(probabilities)
     drawn = [index for index in sampled if not samplers[index].params.coupled]
-    if drawn:
-        fresh = noise.new_empty((len(drawn), noise.shape[1]))
-        # In fp32 the noise is 0 once in 10^7 draws.
-        noise[drawn] = fresh.exponential_(generator=generator).clamp_min_(1e-30)
-    race = probabilities / noise
+    free = [index for index in drawn if samplers[index].params.seed is None]
+    if free:
+        noise[free] = noise.new_empty((len(free), noise.shape[1])).exponential_(generator=generator)
+    for index in drawn:
+        if samplers[index].params.seed is not None:
+            noise[index].exponential_(generator=samplers[index].generator)
+    # In fp32 the noise is 0 once in 10^7 draws.
+    race = probabilities / noise.clamp_min_(1e-30)
     for index in sampled:
         if samplers[index].params.coupled:
             keyed = samplers[index].noise(positions[index])
