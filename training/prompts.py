@@ -82,18 +82,7 @@ _REWRITE_CODE = (
     "Add comments to this code and print all of it:\n\n```python\n{code}\n```",
     "Add type hints to this function and print all of it:\n\n```python\n{code}\n```",
 )
-_MODULES = """
-abc ast asyncio.queues base64 bisect calendar cmd codecs collections colorsys configparser
-contextlib copy csv dataclasses datetime decimal difflib email.message enum fileinput
-fnmatch fractions ftplib functools getopt getpass gettext glob graphlib gzip heapq hmac
-html.parser http.client http.cookies imaplib inspect ipaddress json.decoder json.encoder
-keyword linecache locale logging mailbox mimetypes netrc ntpath numbers operator optparse os
-pathlib pdb pickle pkgutil platform plistlib poplib posixpath pprint queue quopri random
-reprlib sched secrets selectors shelve shlex shutil smtplib socket socketserver statistics
-string subprocess tabnanny tarfile tempfile textwrap threading timeit tokenize traceback
-types typing unittest.case urllib.parse urllib.request uuid warnings wave weakref webbrowser
-xml.dom.minidom xmlrpc.client zipfile
-""".split()
+_MODULES = ["abc", "ast", "asyncio.queues", "base64", "bisect", "calendar", "cmd", "codecs", "collections", "colorsys", "configparser", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "email.message", "enum", "fileinput", "fnmatch", "fractions", "ftplib", "functools", "getopt", "getpass", "gettext", "glob", "graphlib", "gzip", "heapq", "hmac", "html.parser", "http.client", "http.cookies", "imaplib", "inspect", "ipaddress", "json.decoder", "json.encoder", "keyword", "linecache", "locale", "logging", "mailbox", "mimetypes", "netrc", "ntpath", "numbers", "operator", "optparse", "os", "pathlib", "pdb", "pickle", "pkgutil", "platform", "plistlib", "poplib", "posixpath", "pprint", "queue", "quopri", "random", "reprlib", "sched", "secrets", "selectors", "shelve", "shlex", "shutil", "smtplib", "socket", "socketserver", "statistics", "string", "subprocess", "tabnanny", "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize", "traceback", "types", "typing", "unittest.case", "urllib.parse", "urllib.request", "uuid", "warnings", "wave", "weakref", "webbrowser", "xml.dom.minidom", "xmlrpc.client", "zipfile"]
 
 
 @dataclass(frozen=True)
