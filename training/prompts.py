@@ -82,7 +82,6 @@ _REWRITE_CODE = (
     "Add comments to this code and print all of it:\n\n```python\n{code}\n```",
     "Add type hints to this function and print all of it:\n\n```python\n{code}\n```",
 )
-_MODULES = ["abc", "ast", "asyncio.queues", "base64", "bisect", "calendar", "cmd", "codecs", "collections", "colorsys", "configparser", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "email.message", "enum", "fileinput", "fnmatch", "fractions", "ftplib", "functools", "getopt", "getpass", "gettext", "glob", "graphlib", "gzip", "heapq", "hmac", "html.parser", "http.client", "http.cookies", "imaplib", "inspect", "ipaddress", "json.decoder", "json.encoder", "keyword", "linecache", "locale", "logging", "mailbox", "mimetypes", "netrc", "ntpath", "numbers", "operator", "optparse", "os", "pathlib", "pdb", "pickle", "pkgutil", "platform", "plistlib", "poplib", "posixpath", "pprint", "queue", "quopri", "random", "reprlib", "sched", "secrets", "selectors", "shelve", "shlex", "shutil", "smtplib", "socket", "socketserver", "statistics", "string", "subprocess", "tabnanny", "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize", "traceback", "types", "typing", "unittest.case", "urllib.parse", "urllib.request", "uuid", "warnings", "wave", "weakref", "webbrowser", "xml.dom.minidom", "xmlrpc.client", "zipfile"]
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def _code(held_out: bool) -> list[Prompt]:
                 language=generator.choice(_LANGUAGES),
             )
             prompts.append(Prompt("code", topic, text, held_out))
-    for module in _MODULES:
+    for module in _lines("modules.txt"):
         if is_held_out(module) == held_out:
             for code in _functions(module):
                 form = generator.choice(_READ_CODE)
@@ -166,7 +165,7 @@ def _rewrite(held_out: bool) -> list[Prompt]:
                 if "spelling" in form or "Proofread" in form:
                     text = _misspelt(text, generator)
                 prompts.append(Prompt("rewrite", topic, form.format(text=text), held_out))
-    for module in _MODULES:
+    for module in _lines("modules.txt"):
         if is_held_out(module) == held_out:
             for code in _functions(module):
                 if generator.random() < 0.4:
@@ -189,7 +188,7 @@ def _passages() -> Iterator[tuple[str, list[str]]]:
     """Paragraphs of prose by topic: Python's reference and the docstrings of its library."""
     for topic, text in sorted(python_topics.topics.items()):
         yield f"reference {topic}", _paragraphs(text)
-    for module in _MODULES:
+    for module in _lines("modules.txt"):
         documents = [
             ast.get_docstring(node) or ""
             for node in ast.walk(ast.parse(_source(module)))
