@@ -18,6 +18,7 @@ from draftgate.errors import DraftgateError, ErrorCode
 __all__ = ["serve"]
 
 _DEFAULT_MODEL = "smollm2-135m-instruct-fp8"
+_DEFAULT_DRAFTER = "smollm2-135m-instruct-eagle3"
 _MIB = 1 << 20
 _ENGINE = "Engine"
 _TRITON = "Triton"
@@ -28,6 +29,17 @@ class Dtype(StrEnum):
 
     BFLOAT16 = "bfloat16"
     FLOAT32 = "float32"
+
+
+class DrafterName(StrEnum):
+    """Who can draft. The engine knows them by the same names."""
+
+    HYBRID = "hybrid"
+    EAGLE = "eagle"
+    NGRAM = "ngram"
+    DRAFT_MODEL = "draft-model"
+    MEDUSA = "medusa"
+    NONE = "none"
 
 
 def serve(
@@ -70,6 +82,23 @@ def serve(
             rich_help_panel=_ENGINE,
             help="Draft length of every step; 0 never speculates.",
             show_default="the engine's",
+        ),
+    ] = None,
+    drafter: Annotated[
+        DrafterName | None,
+        typer.Option(
+            rich_help_panel=_ENGINE,
+            help="Who drafts.",
+            show_default="hybrid with --drafter-dir and for the packaged model, else ngram",
+        ),
+    ] = None,
+    drafter_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            rich_help_panel=_ENGINE,
+            help="The drafter's weights, for a drafter that has any.",
+            show_default="for the packaged model, the EAGLE-3 head in drafters/ of the checkout",
         ),
     ] = None,
     dtype: Annotated[
@@ -145,8 +174,10 @@ def serve(
     from draftgate.cli.lifecycle import ServeConfig, run_until_stopped
 
     repository = _model_repository(model_repository)
+    packaged = source is None and model_dir is None
     source, checkpoint = _checkpoint(source, model_dir, repository)
     settings = {
+        **_drafter(drafter, drafter_dir, packaged=packaged),
         "draft_len": draft_len,
         "dtype": None if dtype is None else dtype.value,
         "max_batch_rows": max_batch_rows,
@@ -177,8 +208,7 @@ def _model_repository(given: Path | None) -> Path:
         if not given.is_dir():
             raise DraftgateError(ErrorCode.NOT_FOUND, f"{given} is no folder: --model-repository")
         return given
-    assert draftgate.__file__ is not None
-    checkout = Path(draftgate.__file__).parents[2] / "model_repository"
+    checkout = _checkout() / "model_repository"
     if not checkout.is_dir():
         raise DraftgateError(
             ErrorCode.NOT_FOUND,
@@ -186,6 +216,42 @@ def _model_repository(given: Path | None) -> Path:
             "with `pip install -e`, or name the folder with --model-repository",
         )
     return checkout
+
+
+def _checkout() -> Path:
+    """Where the repository is, if Draftgate runs from one."""
+    assert draftgate.__file__ is not None
+    return Path(draftgate.__file__).parents[2]
+
+
+def _drafter(
+    name: DrafterName | None, folder: Path | None, *, packaged: bool
+) -> dict[str, str | None]:
+    """The engine's settings for who drafts; None leaves one to the engine.
+
+    packaged: whether the packaged model is served. Raises DraftgateError when the weights that the
+    drafter needs are named nowhere or not there.
+    """
+    shipped = _checkout() / "drafters" / _DEFAULT_DRAFTER
+    if name is None and (folder is not None or (packaged and shipped.is_dir())):
+        name = DrafterName.HYBRID
+    if name in (None, DrafterName.NGRAM, DrafterName.NONE):
+        if folder is not None:
+            raise DraftgateError(
+                ErrorCode.INVALID_ARGUMENT, f"--drafter-dir: --drafter {name} has no weights"
+            )
+        return {"drafter": name}
+    if folder is None and packaged and name in (DrafterName.HYBRID, DrafterName.EAGLE):
+        folder = shipped
+    if folder is None:
+        raise DraftgateError(
+            ErrorCode.INVALID_ARGUMENT, f"--drafter {name} needs --drafter-dir, its weights"
+        )
+    if not (folder / "config.json").is_file():
+        raise DraftgateError(
+            ErrorCode.NOT_FOUND, f"--drafter-dir: {folder} holds no drafter (no config.json)"
+        )
+    return {"drafter": name, "drafter_dir": str(folder.absolute())}
 
 
 def _checkpoint(
