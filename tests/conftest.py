@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from draftgate.checkpoint import SilentProgress, ensure_checkpoint, packaged_source
 from tests.fakes.triton import FakeTriton
+from tests.support.exporters import exporters
 
 _CACHE = Path(__file__).parent.parent / "build" / "test-checkpoint"
 
@@ -17,6 +18,13 @@ _CACHE = Path(__file__).parent.parent / "build" / "test-checkpoint"
 # Started in the background, by a CI runner say, we inherit that Ctrl-C is ignored, and so would the
 # programs whose answer to it is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def no_exporter_is_left_behind() -> Iterator[None]:
+    """One that retries draws from `random` behind the back of whatever test runs by then."""
+    yield
+    assert not exporters()
 
 
 @pytest.fixture(scope="session")

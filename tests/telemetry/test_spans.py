@@ -15,6 +15,7 @@ from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.gateway import Gateway, convert
 from tests.fakes.collector import Collector, Exported
 from tests.fakes.triton import FakeTriton, Script, Step, words
+from tests.support.exporters import wait_for_exporters
 from tests.support.gateway import MODEL, Client, connected, running_gateway
 
 METHOD = "draftgate.v1.GenerationService/Generate"
@@ -332,8 +333,13 @@ async def test_the_environment_names_the_collector(
 
 @pytest.mark.parametrize("gone", [True, False], ids=["gone", "stuck"])
 async def test_a_collector_that_does_not_answer_holds_up_neither_calls_nor_the_drain(
-    triton: FakeTriton, collector: Collector, caplog: pytest.LogCaptureFixture, gone: bool
+    triton: FakeTriton,
+    collector: Collector,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    gone: bool,
 ) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # seconds; then it gives up for good
     collector.stuck = True
     if gone:
         await collector.stop()
@@ -346,3 +352,4 @@ async def test_a_collector_that_does_not_answer_holds_up_neither_calls_nor_the_d
         async with asyncio.timeout(30):
             await gateway.drain(1.0)
     assert "were not exported" in caplog.text
+    await asyncio.to_thread(wait_for_exporters)
