@@ -32,6 +32,16 @@ test: $(READY) ## run the tests
 test-slow: $(READY) ## run the tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
+DRAFTER := drafters/smollm2-135m-instruct-eagle3
+MODEL := models/smollm2-135m-instruct-fp8
+
+# Hours on two cores. Each stage goes on where it stopped; answers that are there are kept.
+.PHONY: drafter
+drafter: $(READY) ## train the EAGLE-3 drafter again, from prompts to weights
+	@$(BIN)/python -m training prepare --model-dir $(MODEL)
+	@$(BIN)/python -m training answers --model-dir $(MODEL) --work build/drafter
+	@$(BIN)/python -m training head --model-dir $(MODEL) --work build/drafter --out $(DRAFTER)
+
 .PHONY: lint
 lint: $(READY) ## check style, types and protos
 	@$(BIN)/ruff check .

@@ -14,7 +14,9 @@ from typing import Annotated
 
 import torch
 import typer
+from rich.console import Console
 
+from draftgate.checkpoint import ConsoleProgress, ensure_checkpoint, packaged_source
 from draftgate.engine import Target, load_target
 from draftgate.engine.drafters.eagle_head import default_taps
 from draftgate.engine.weights import CheckpointReader
@@ -35,6 +37,13 @@ _DRAFT_VOCABULARY = 8192
 
 ModelDir = Annotated[Path, typer.Option(help="The target's checkpoint.")]
 Work = Annotated[Path, typer.Option(help="Where everything between the stages is kept.")]
+
+
+@app.command()
+def prepare(model_dir: ModelDir) -> None:
+    """Prepare the packaged model, unless it is there."""
+    with ConsoleProgress(Console(stderr=True)) as progress:
+        ensure_checkpoint(packaged_source(), model_dir, progress=progress)
 
 
 @app.command()
