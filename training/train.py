@@ -25,7 +25,7 @@ class Recipe:
     """How to train."""
 
     epochs: int = 4
-    steps: int = 4
+    steps: int = 3
     """Drafts in a chain (training-time test)."""
     answer_tokens: int = 1024
     """About so many chains in a batch."""
@@ -38,7 +38,7 @@ class Recipe:
     """Share of each target distribution that is moved to its most likely token."""
     seed: int = 0
     log_every: int = 25
-    judge_every: int = 400
+    judge_every: int = 250
     """Batches between two looks at held-out prompts."""
     save_every: int = 100
 

@@ -75,7 +75,7 @@ class EngineConfig:
     """Draft length K of every step; 0 never speculates."""
     ngram_min: int = 2
     """Shortest match that the n-gram drafter follows, in tokens."""
-    ngram_max: int = 4
+    ngram_max: int = 6
     """Longest match it looks for."""
 
     @classmethod

@@ -21,10 +21,11 @@ __all__ = ["HybridDrafter"]
 _MODEL = 0
 """The model's place among the worths; a match's is its length."""
 
-_EXPECTED: Mapping[int, float] = {_MODEL: 1.0, 1: 0.2, 2: 0.5, 3: 1.1}
-"""Accepted tokens a step before anything is known; a longer match is worth `_EXPECTED_LONG`."""
+_EXPECTED: Mapping[int, float] = {_MODEL: 1.1, 1: 0.5, 2: 1.4, 3: 2.0, 4: 2.3, 5: 2.5}
+"""Accepted tokens a step before a row has told anything; a longer match is worth `_EXPECTED_LONG`.
+Measured at K = 4 on 500 greedy answers of SmolLM2-135M-Instruct to chat, code and rewriting."""
 
-_EXPECTED_LONG = 2.0
+_EXPECTED_LONG = 3.3
 
 _PRIOR_STEPS = 2.0
 """How many steps of its own a row needs to outweigh that."""
