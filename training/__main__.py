@@ -6,6 +6,7 @@ prompts ─▶ generations with the target's hidden states ─▶ training ─�
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _PROMPTS = 14_000
 _HELD_OUT = 200
 _DRAFT_VOCABULARY = 8192
+_SHIPPED = Path(__file__).parent / "answers"
 
 ModelDir = Annotated[Path, typer.Option(help="The target's checkpoint.")]
 Work = Annotated[Path, typer.Option(help="Where everything between the stages is kept.")]
@@ -50,13 +52,16 @@ def prepare(model_dir: ModelDir) -> None:
 def answers(
     model_dir: ModelDir,
     work: Work,
-    tokens: Annotated[int, typer.Option(help="Tokens of answers to train on.")] = 1_200_000,
+    tokens: Annotated[int, typer.Option(help="Tokens of answers to train on.")] = 700_000,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 224,
     workers: Annotated[int, typer.Option(help="Processes, which share the cores.")] = 2,
+    anew: Annotated[bool, typer.Option(help="Do not start from the answers shipped.")] = False,
     worker: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
     """Let the target answer the prompts, held-out ones too."""
     if worker < 0:
+        if not anew and not work.exists():
+            shutil.copytree(_SHIPPED, work)
         command = [sys.executable, "-m", "training", *sys.argv[1:], "--worker"]
         started = [subprocess.Popen([*command, str(number)]) for number in range(workers)]
         codes = [process.wait() for process in started]
