@@ -17,6 +17,10 @@ _DECAY = 0.8
 """How much less each further position of a chain counts (as in EAGLE-3's training)."""
 
 
+_RANKS = 4
+"""How many of the head's choices are looked at."""
+
+
 class Teacher:
     """The target's output over the draft vocabulary."""
 
@@ -54,18 +58,33 @@ class Agreement:
     """Agreements at each position, the true tokens fed back."""
     run: tuple[int, ...]
     """Chains that agreed at this position and all before: what greedy verification accepts."""
+    ranked: tuple[tuple[int, ...], ...] = ()
+    """Of the chains that agreed at all positions before, how many times the target's token was the
+    first, second, ... choice here."""
 
     def __add__(self, other: Agreement) -> Agreement:
         def add(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(x + y for x, y in zip(a, b, strict=True)) if a else b
 
+        ranked = other.ranked
+        if self.ranked:
+            ranked = tuple(add(a, b) for a, b in zip(self.ranked, other.ranked, strict=True))
         return Agreement(
-            add(self.seen, other.seen), add(self.alone, other.alone), add(self.run, other.run)
+            add(self.seen, other.seen),
+            add(self.alone, other.alone),
+            add(self.run, other.run),
+            ranked,
         )
 
     @property
     def rates(self) -> list[float]:
         return [a / max(n, 1) for a, n in zip(self.alone, self.seen, strict=True)]
+
+    @property
+    def rank_shares(self) -> list[list[float]]:
+        """Shares of first, second, ... choices at each position, all positions before right."""
+        reached = (self.seen[0], *self.run[:-1])
+        return [[n / max(of, 1) for n in row] for row, of in zip(self.ranked, reached, strict=True)]
 
     @property
     def acceptance_length(self) -> float:
@@ -105,17 +124,19 @@ def agreement(network: EagleNetwork, teacher: Teacher, batch: Batch, steps: int)
         hidden = network(batch.unrolled, steps)
     answers = hidden[0].shape[1]
     running = torch.ones_like(places[:, :answers])
-    seen, alone, run = [], [], []
+    seen, alone, run, ranked = [], [], [], []
     for step, output in enumerate(hidden):
         judged = places[:, step : step + answers]
         agreed = torch.zeros_like(judged)
-        chosen = F.linear(output[judged].float(), network.lm_head.weight).argmax(-1)
-        agreed[judged] = chosen == wanted[:, step : step + answers][judged]
+        logits = F.linear(output[judged].float(), network.lm_head.weight)
+        hits = logits.topk(_RANKS, -1).indices == wanted[:, step : step + answers][judged][:, None]
+        ranked.append(tuple(hits[running[judged]].sum(0).tolist()))
+        agreed[judged] = hits[:, 0]
         running = running & agreed
         seen.append(int(judged.sum()))
         alone.append(int(agreed.sum()))
         run.append(int(running.sum()))
-    return Agreement(tuple(seen), tuple(alone), tuple(run))
+    return Agreement(tuple(seen), tuple(alone), tuple(run), tuple(ranked))
 
 
 class _CrossEntropy(torch.autograd.Function):
