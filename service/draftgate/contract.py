@@ -68,6 +68,8 @@ class DraftSource(IntEnum):
     NONE = 0
     EAGLE = 1
     NGRAM = 2
+    DRAFT_MODEL = 3
+    MEDUSA = 4
 
 
 class GateReason(IntEnum):

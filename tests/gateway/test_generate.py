@@ -10,6 +10,7 @@ import pytest
 from google.protobuf import empty_pb2
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
+from draftgate.contract import DraftSource
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument, to_wire
 from tests.fakes.triton import FakeTriton, Script, Step, words
 from tests.support.gateway import MODEL, Client
@@ -185,6 +186,17 @@ async def test_tokens_say_where_they_came_from(client: Client, triton: FakeTrito
     assert speculation.accepted_tokens == 4
     assert speculation.acceptance_rate == pytest.approx(4 / 7)
     assert speculation.mean_acceptance_length == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("source", list(DraftSource)[1:])
+async def test_every_drafter_has_a_name_in_the_api(
+    client: Client, triton: FakeTriton, source: DraftSource
+) -> None:
+    drafts = {"draft_lens": [2], "accepted_lens": [0], "draft_source": [int(source)]}
+    triton.scripts = [words("a", **drafts)]
+    [chunk] = (await client.generate(prompt="Hi")).chunks
+    name = pb.DraftSource.Name(chunk.verify_steps[0].draft_source)
+    assert name == f"DRAFT_SOURCE_{source.name}"
 
 
 async def test_nothing_drafted_is_absent_and_nothing_accepted_is_zero(

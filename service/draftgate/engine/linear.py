@@ -12,7 +12,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-__all__ = ["Linear", "pass_rows"]
+__all__ = ["Linear", "padded", "pass_rows"]
 
 _PACKED_FOR_ROWS = 4
 """The number of rows that oneDNN optimises the layout for: a few rows are where decoding lives."""
@@ -65,6 +65,12 @@ def pass_rows(tokens: int, device: torch.device, dtype: torch.dtype) -> int:
         return tokens
     step = 1 << max((tokens - 1).bit_length() - 3, 0)  # four sizes from a power of 2 to the next
     return -(-tokens // step) * step
+
+
+def padded(x: torch.Tensor) -> torch.Tensor:
+    """x [tokens, width] with rows of zeros after it, up to a size that linears know."""
+    more = pass_rows(len(x), x.device, x.dtype) - len(x)
+    return F.pad(x, (0, 0, 0, more)) if more else x
 
 
 def _packed(

@@ -14,7 +14,7 @@ from draftgate.checkpoint.architectures import ModelShape
 from draftgate.engine.attention import AttentionPlan, RowSpan, plan_attention
 from draftgate.engine.config import EngineConfig, ModelConfig
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache, KVShape, KVStore
-from draftgate.engine.linear import Linear, pass_rows
+from draftgate.engine.linear import Linear, padded
 from draftgate.engine.rope import RopeTable, rotate_
 from draftgate.engine.weights import CheckpointReader
 
@@ -102,7 +102,7 @@ class Target:
         index, positions = packed_places(spans, store, self.device)
         cos, sin = self._rope.at(positions)
         plan = self.plan(spans)
-        x = self._padded(self.embedded(token_ids))
+        x = padded(self.embedded(token_ids))
         tapped = []
         for number, layer in enumerate(self._layers):
             if number in taps:
@@ -110,13 +110,17 @@ class Target:
             x = self._layer(x, number, layer, cos, sin, index, plan, store)
         if len(self._layers) in taps:
             tapped.append(x[: len(index)])
-        last = self._padded(x.index_select(0, wanted))
-        logits = self._head(self._normed(last, self._norm))[: len(wanted)]
+        last = padded(x.index_select(0, wanted))
+        logits = self._head(self.normed(last))[: len(wanted)]
         return Pass(logits, torch.cat(tapped, dim=1) if tapped else None)
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The embeddings [tokens, hidden] of token_ids [tokens], in the compute dtype."""
         return self._embedding[token_ids].to(self.dtype)
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The last layer's output [n, hidden] after the final norm: what the head reads."""
+        return self._normed(hidden, self._norm)
 
     def score(self, ids: Sequence[int]) -> torch.Tensor:
         """Logits [tokens, vocab] in fp32 after each of these tokens."""
@@ -164,15 +168,10 @@ class Target:
             heads[:, config.heads : rotated_heads] = self._normed(keys, layer.key_norm)
         rotate_(heads[:, :rotated_heads], cos, sin)
         store.write(number, index, qkv[:, query_width:])
-        context = self._padded(plan.attend(heads[:, : config.heads], store, number))
+        context = padded(plan.attend(heads[:, : config.heads], store, number))
         x = layer.output.plus(context, x)
         h = self._normed(x, layer.feed_forward_norm)
         return layer.down.plus(layer.up.times(h, layer.gate.silu(h)), x)
-
-    def _padded(self, x: torch.Tensor) -> torch.Tensor:
-        """x [tokens, width] with rows of zeros after it, up to a size that linears know."""
-        more = pass_rows(len(x), self.device, self.dtype) - len(x)
-        return F.pad(x, (0, 0, 0, more)) if more else x
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight, self.config.shape.norm_eps)

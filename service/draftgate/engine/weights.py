@@ -40,6 +40,10 @@ class CheckpointReader:
                     f"{path} is damaged ({error}): delete the folder and prepare it again",
                 ) from error
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self._where
+
     def stored(self, name: str) -> torch.Tensor:
         """The tensor as it lies in the file, mapped rather than read.
 

@@ -29,6 +29,8 @@ _DRAFT_SOURCES = {
     DraftSource.NONE: pb.DRAFT_SOURCE_UNSPECIFIED,
     DraftSource.EAGLE: pb.DRAFT_SOURCE_EAGLE,
     DraftSource.NGRAM: pb.DRAFT_SOURCE_NGRAM,
+    DraftSource.DRAFT_MODEL: pb.DRAFT_SOURCE_DRAFT_MODEL,
+    DraftSource.MEDUSA: pb.DRAFT_SOURCE_MEDUSA,
 }
 _VERIFICATIONS: Mapping[int, Verification | None] = {
     pb.VERIFICATION_UNSPECIFIED: None,

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from draftgate.engine.config import EngineConfig
 from draftgate.engine.drafters.base import Draft, Drafter, DraftQuery, Settled
+from draftgate.engine.drafters.draft_model import DraftModelDrafter
 from draftgate.engine.drafters.eagle import EagleDrafter
 from draftgate.engine.drafters.eagle_head import EagleHead
 from draftgate.engine.drafters.hybrid import HybridDrafter
+from draftgate.engine.drafters.medusa import MedusaDrafter, MedusaHeads
 from draftgate.engine.drafters.ngram import NgramDrafter
 from draftgate.engine.model import Target
 from draftgate.errors import invalid_argument
@@ -17,11 +19,14 @@ from draftgate.errors import invalid_argument
 __all__ = [
     "DRAFTERS",
     "Draft",
+    "DraftModelDrafter",
     "DraftQuery",
     "Drafter",
     "EagleDrafter",
     "EagleHead",
     "HybridDrafter",
+    "MedusaDrafter",
+    "MedusaHeads",
     "NgramDrafter",
     "Settled",
     "make_drafter",
@@ -40,6 +45,14 @@ def _hybrid(config: EngineConfig, target: Target) -> Drafter:
     return HybridDrafter(_ngram(config, target), _eagle(config, target))
 
 
+def _draft_model(config: EngineConfig, target: Target) -> Drafter:
+    return DraftModelDrafter(_folder(config), target)
+
+
+def _medusa(config: EngineConfig, target: Target) -> Drafter:
+    return MedusaDrafter(MedusaHeads(_folder(config), target), target)
+
+
 def _folder(config: EngineConfig) -> Path:
     if not config.drafter_dir:
         raise invalid_argument(
@@ -52,6 +65,8 @@ DRAFTERS: dict[str, Callable[[EngineConfig, Target], Drafter]] = {
     "hybrid": _hybrid,
     "eagle": _eagle,
     "ngram": _ngram,
+    "draft-model": _draft_model,
+    "medusa": _medusa,
 }
 """Every drafter by the name that the configuration gives it."""
 

@@ -9,15 +9,15 @@ that drafts again after any time without drafting finds its cache as if it had n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from draftgate.contract import DraftSource
 from draftgate.engine.attention import RowSpan
 from draftgate.engine.drafters.base import Draft, Drafter, DraftQuery, Settled
+from draftgate.engine.drafters.chain import Chain, drafting, lengthen
 from draftgate.engine.drafters.eagle_head import EagleHead
-from draftgate.engine.drafters.selection import pick
 from draftgate.engine.kv_cache import KVStore
 
 __all__ = ["EagleDrafter"]
@@ -32,15 +32,6 @@ class _Row:
     """[2 * hidden] from `EagleHead.take_in`."""
     hidden: torch.Tensor
     """[hidden] fused features."""
-
-
-@dataclass
-class _Chain:
-    """What is being drafted for one query."""
-
-    query: DraftQuery
-    ids: list[int] = field(default_factory=list)
-    probabilities: list[torch.Tensor] = field(default_factory=list)
 
 
 class EagleDrafter(Drafter):
@@ -60,15 +51,11 @@ class EagleDrafter(Drafter):
         self._store = store
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
-        chains = [_Chain(query) for query in queries]
-        # Rows that draft less leave the batch from its end.
-        active = sorted(
-            (chain for chain in chains if self._ready(chain.query)),
-            key=lambda chain: -chain.query.count,
-        )
+        chains = [Chain(query, query.count if self._ready(query) else 0) for query in queries]
+        active = drafting(chains)
         if active:
             self._draft(active)
-        return [self._finished(chain) for chain in chains]
+        return [chain.draft(DraftSource.EAGLE, self._head.vocabulary) for chain in chains]
 
     def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
         assert features is not None
@@ -104,13 +91,13 @@ class EagleDrafter(Drafter):
     def _ready(self, query: DraftQuery) -> bool:
         return self.synced_upto(query.row_id) == len(query.tokens)
 
-    def _draft(self, active: list[_Chain]) -> None:
+    def _draft(self, active: list[Chain]) -> None:
         """Add tokens to the chains, those that want most first, until each has what it wants."""
         known = [self._rows[chain.query.row_id] for chain in active]
         inputs = torch.stack([row.inputs for row in known])
         hidden = torch.stack([row.hidden for row in known])
-        for step in range(active[0].query.count):
-            active = [chain for chain in active if chain.query.count > step]
+        for step in range(active[0].count):
+            active = [chain for chain in active if chain.count > step]
             rows = [chain.query for chain in active]
             # The newest position with its place in the cache, one further each time.
             at = [len(query.tokens) - 2 + step for query in rows]
@@ -118,35 +105,14 @@ class EagleDrafter(Drafter):
             inputs, hidden = inputs[: len(rows)], hidden[: len(rows)]
             if step:
                 places = [self._store.index_of(q.slot, p) for q, p in zip(rows, at, strict=True)]
-                last = self._tensor([self._vocabulary[chain.ids[-1]] for chain in active])
+                last = self._tensor([chain.ids[-1] for chain in active])
                 inputs = self._head.take_in(
                     last, hidden, positions, self._tensor(places), self._store
                 )
             spans = [RowSpan(q.slot, p, 1) for q, p in zip(rows, at, strict=True)]
             plan = self._head.plan(spans)
             hidden, logits = self._head.read_out(inputs, hidden, positions, plan, self._store)
-            picked = pick(
-                logits,
-                [query.sampler for query in rows],
-                [position + 2 for position in at],
-                self._head.vocabulary,
-                self._generator,
-            )
-            for index, chain in enumerate(active):
-                chain.ids.append(picked.ids[index])
-                if picked.probabilities is not None:
-                    chain.probabilities.append(picked.probabilities[index])
-
-    def _finished(self, chain: _Chain) -> Draft:
-        ids = tuple(self._vocabulary[index] for index in chain.ids)
-        params = chain.query.sampler.params
-        told = bool(ids) and not params.greedy and not params.coupled
-        return Draft(
-            token_ids=ids,
-            source=DraftSource.EAGLE,
-            probabilities=torch.stack(chain.probabilities) if told else None,
-            vocabulary=self._head.vocabulary if told else None,
-        )
+            lengthen(active, logits, self._generator, self._head.vocabulary, self._vocabulary)
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)

@@ -18,15 +18,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from draftgate.checkpoint import vocabulary_digest
 from draftgate.checkpoint.architectures import ModelShape, model_shape
 from draftgate.engine.attention import AttentionPlan, RowSpan, plan_attention
+from draftgate.engine.drafters.fit import check_sizes, check_vocabulary, unfit
 from draftgate.engine.kv_cache import KVShape, KVStore
-from draftgate.engine.linear import Linear, pass_rows
+from draftgate.engine.linear import Linear, padded
 from draftgate.engine.model import Target
 from draftgate.engine.rope import RopeTable, rotate_
 from draftgate.engine.weights import CheckpointReader
-from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.jsonfile import read_object
 
 __all__ = ["EagleConfig", "EagleHead", "default_taps"]
@@ -58,10 +57,10 @@ class EagleConfig:
         """Raises DraftgateError when the folder holds no EAGLE-3 drafter, naming what differs."""
         raw = read_object(folder / "config.json")
         if "draft_vocab_size" not in raw:
-            raise _unfit(f"{folder}: config.json has no draft_vocab_size: not an EAGLE-3 drafter")
+            raise unfit(f"{folder}: config.json has no draft_vocab_size: not an EAGLE-3 drafter")
         shape = model_shape({**raw, "architectures": ["LlamaForCausalLM"], "model_type": "llama"})
         if shape.layers != 1:
-            raise _unfit(f"{folder}: num_hidden_layers is {shape.layers}, EAGLE-3 has 1")
+            raise unfit(f"{folder}: num_hidden_layers is {shape.layers}, EAGLE-3 has 1")
         eagle: Mapping[str, Any] = raw.get("eagle_config") or {}
         taps = eagle.get("eagle_aux_hidden_state_layer_ids") or default_taps(target_layers)
         return cls(
@@ -134,7 +133,7 @@ class EagleHead:
 
     def fused(self, features: torch.Tensor) -> torch.Tensor:
         """features [tokens, taps * hidden] to hidden states [tokens, hidden]."""
-        return self._fuse(self._padded(features))[: len(features)]
+        return self._fuse(padded(features))[: len(features)]
 
     def take_in(
         self,
@@ -151,7 +150,7 @@ class EagleHead:
         """
         embedded = self._normed(self._target.embedded(token_ids), self._embedding_norm)
         inputs = torch.cat((embedded, self._normed(hidden, self._hidden_norm)), dim=1)
-        kv = self._key_value(self._padded(inputs))[: len(inputs)]
+        kv = self._key_value(padded(inputs))[: len(inputs)]
         shape = self.config.shape
         keys = kv.view(len(kv), -1, shape.head_dim)[:, : shape.kv_heads]
         rotate_(keys, *self._rope.at(positions))
@@ -173,10 +172,10 @@ class EagleHead:
         rows, shape = len(inputs), self.config.shape
         if self.config.norm_before_residual:
             hidden = inputs[:, shape.hidden_size :]
-        query = self._query(self._padded(inputs))[:rows].view(rows, shape.heads, shape.head_dim)
+        query = self._query(padded(inputs))[:rows].view(rows, shape.heads, shape.head_dim)
         rotate_(query, *self._rope.at(positions))
-        context = self._padded(plan.attend(query, store, 0))
-        x = self._output.plus(context, self._padded(hidden))
+        context = padded(plan.attend(query, store, 0))
+        x = self._output.plus(context, padded(hidden))
         h = self._normed(x, self._feed_forward_norm)
         x = self._down.plus(self._up.times(h, self._gate.silu(h)), x)
         return x[:rows], self._head(self._normed(x, self._norm))[:rows]
@@ -186,18 +185,14 @@ class EagleHead:
         offsets = reader.stored("d2t").long()
         size, vocab = self.config.draft_vocab_size, self.config.shape.vocab_size
         if tuple(offsets.shape) != (size,):
-            raise _unfit(f"d2t has shape {list(offsets.shape)}, draft_vocab_size is {size}")
+            raise unfit(f"d2t has shape {list(offsets.shape)}, draft_vocab_size is {size}")
         ids = torch.arange(size) + offsets
         if bool((ids < 0).any()) or bool((ids >= vocab).any()):
-            raise _unfit(
+            raise unfit(
                 f"d2t maps to ids from {int(ids.min())} to {int(ids.max())}, the target "
                 f"has 0 to {vocab - 1}"
             )
         return ids
-
-    def _padded(self, x: torch.Tensor) -> torch.Tensor:
-        more = pass_rows(len(x), self._device, self._dtype) - len(x)
-        return F.pad(x, (0, 0, 0, more)) if more else x
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight, self.config.shape.norm_eps)
@@ -206,25 +201,16 @@ class EagleHead:
 def _check_fit(folder: Path, config: EagleConfig, target: Target) -> None:
     """Compare what must agree with the target's."""
     wanted = target.config.shape
-    for name, found, needed in (
-        ("hidden_size", config.shape.hidden_size, wanted.hidden_size),
-        ("vocab_size", config.shape.vocab_size, wanted.vocab_size),
-    ):
-        if found != needed:
-            raise _unfit(f"{folder}: the drafter's {name} is {found}, the target's is {needed}")
+    check_sizes(
+        folder,
+        {
+            "hidden_size": (config.shape.hidden_size, wanted.hidden_size),
+            "vocab_size": (config.shape.vocab_size, wanted.vocab_size),
+        },
+    )
     if config.taps[0] < 0 or config.taps[-1] > wanted.layers:
-        raise _unfit(
+        raise unfit(
             f"{folder}: the drafter taps layers {list(config.taps)}, "
             f"the target has 0 to {wanted.layers}"
         )
-    made_for = vocabulary_digest(folder)
-    has = vocabulary_digest(target.config.folder)
-    if made_for and has and made_for != has:
-        raise _unfit(
-            f"{folder}: the drafter was made for the tokenizer {made_for[:12]}, "
-            f"the target's is {has[:12]}"
-        )
-
-
-def _unfit(message: str) -> DraftgateError:
-    return DraftgateError(ErrorCode.FAILED_PRECONDITION, message)
+    check_vocabulary(folder, target)

@@ -77,12 +77,16 @@ class _DraftSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSour
     DRAFT_SOURCE_UNSPECIFIED: _DraftSource.ValueType  # 0
     DRAFT_SOURCE_EAGLE: _DraftSource.ValueType  # 1
     DRAFT_SOURCE_NGRAM: _DraftSource.ValueType  # 2
+    DRAFT_SOURCE_DRAFT_MODEL: _DraftSource.ValueType  # 3
+    DRAFT_SOURCE_MEDUSA: _DraftSource.ValueType  # 4
 
 class DraftSource(_DraftSource, metaclass=_DraftSourceEnumTypeWrapper): ...
 
 DRAFT_SOURCE_UNSPECIFIED: DraftSource.ValueType  # 0
 DRAFT_SOURCE_EAGLE: DraftSource.ValueType  # 1
 DRAFT_SOURCE_NGRAM: DraftSource.ValueType  # 2
+DRAFT_SOURCE_DRAFT_MODEL: DraftSource.ValueType  # 3
+DRAFT_SOURCE_MEDUSA: DraftSource.ValueType  # 4
 Global___DraftSource: _TypeAlias = DraftSource  # noqa: Y015
 
 class _GateReason:
