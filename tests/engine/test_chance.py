@@ -15,9 +15,8 @@ from draftgate.engine.drafters import Draft, DraftQuery
 from draftgate.sampling import Verification
 from tests.support.chi_square import p_value
 from tests.support.engine import ScriptedDrafter, greedy, running, sampled, use_drafter
+from tests.support.speculation import PROMPTS
 from tests.support.tiny_models import TINY, write_checkpoint
-
-PROMPTS = {f"{n}": tuple((11 * i * i + n * i + n) % 96 for i in range(5 + 7 * n)) for n in range(6)}
 
 
 @pytest.mark.parametrize("verification", [None, *Verification])

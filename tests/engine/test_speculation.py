@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,66 +12,21 @@ import torch
 
 from draftgate.contract import DraftSource, FinishReason
 from draftgate.engine import Target
-from draftgate.engine.drafters import Draft, DraftQuery
+from draftgate.engine.drafters import Draft
 from draftgate.sampling import SamplingParams
 from tests.support.engine import ScriptedDrafter, Stream, greedy, running, sampled, use_drafter
+from tests.support.speculation import PROMPTS, VARIED, alone, oracle, unsteady
 from tests.support.tiny_models import BLOCK_BYTES
-
-PROMPTS = {f"{n}": tuple((11 * i * i + n * i + n) % 96 for i in range(5 + 7 * n)) for n in range(6)}
 
 SETTINGS: dict[str, SamplingParams] = {
     "greedy": greedy(40),
-    "greedy with penalties": greedy(40, repetition_penalty=1.3, frequency_penalty=0.4),
+    "greedy with penalties": VARIED,
     "seeded": sampled(40, seed=7, temperature=1.4),
     "seeded with filters": sampled(
         40, seed=2**64 - 1, temperature=1.2, top_k=30, top_p=0.9, min_p=0.01
     ),
     "seeded with penalties": sampled(40, seed=0, presence_penalty=0.5, repetition_penalty=1.2),
 }
-
-
-VARIED = SETTINGS["greedy with penalties"]
-"""For what needs tokens that differ: plain greedy soon repeats itself."""
-
-
-def alone(target: Target, params: SamplingParams) -> dict[str, list[int]]:
-    with running(target, drafter="none", max_batch_rows=1) as engine:
-        return {name: engine.one(ids, params).tokens for name, ids in PROMPTS.items()}
-
-
-def oracle(expected: dict[str, list[int]]) -> Callable[[DraftQuery], list[int]]:
-    """What comes next for a row, known from a run without speculation."""
-    whole = [[*PROMPTS[name], *tokens] for name, tokens in expected.items()]
-
-    def following(query: DraftQuery) -> list[int]:
-        for tokens in whole:
-            if tokens[: len(query.tokens)] == list(query.tokens):
-                return tokens[len(query.tokens) :][: query.count]
-        raise AssertionError("a row has left its path")
-
-    return following
-
-
-def unsteady(following: Callable[[DraftQuery], list[int]], seed: int) -> ScriptedDrafter:
-    """Right, wrong, right for a while, random or silent, as many as it likes, row by row."""
-    random = np.random.default_rng(seed)
-
-    def rule(query: DraftQuery) -> Draft:
-        right = following(query)
-        tokens = list(right)
-        kind = random.integers(5)
-        if kind == 1:
-            tokens = [(token + 1) % 96 for token in tokens]
-        elif kind == 2 and tokens:
-            at = random.integers(len(tokens))
-            tokens[at] = (tokens[at] + 1) % 96
-        elif kind == 3:
-            tokens = random.integers(0, 96, query.count).tolist()
-        elif kind == 4:
-            tokens = []
-        return Draft(tuple(tokens[: random.integers(0, query.count + 1)]))
-
-    return ScriptedDrafter(rule)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -217,6 +217,8 @@ def _check_fit(folder: Path, config: EagleConfig, target: Target) -> None:
             f"{folder}: the drafter taps layers {list(config.taps)}, "
             f"the target has 0 to {wanted.layers}"
         )
+    if len(set(config.taps)) < len(config.taps):
+        raise _unfit(f"{folder}: the drafter taps layers {list(config.taps)}, one of them twice")
     made_for = vocabulary_digest(folder)
     has = vocabulary_digest(target.config.folder)
     if made_for and has and made_for != has:
