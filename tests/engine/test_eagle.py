@@ -432,22 +432,18 @@ class _TokenOfThePosition(EagleDrafter):
 
 
 class _KeepsItsDrafts(EagleDrafter):
-    """Takes for settled what it wrote while it drafted."""
+    """Leaves accepted positions as drafting wrote them, without the target's features."""
 
     def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
+        drafted = [
+            (side[0, :, row.start + 1 :], side[0, :, row.start + 1 :].clone())
+            for row in rows
+            if row.accepted
+            for side in self._store.read(0, row.slot, row.slot + 1, row.upto - 1)
+        ]
         super().observe(rows, features)
-        # As if the newest position had been left as the chain had it.
-        for row in rows:
-            if row.accepted:
-                place = torch.tensor([self._store.index_of(row.slot, row.start + 1)])
-                known = self._rows[row.row_id]
-                self._head.take_in(
-                    torch.tensor([row.tokens[row.start + 2]]),
-                    known.hidden.unsqueeze(0),
-                    torch.tensor([row.start + 1]),
-                    place,
-                    self._store,
-                )
+        for place, kept in drafted:
+            place.copy_(kept)
 
 
 @pytest.mark.parametrize(
