@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +13,28 @@ import torch
 
 from draftgate.contract import DraftSource, FinishReason
 from draftgate.engine import Target
-from draftgate.engine.drafters import Draft
+from draftgate.engine.drafters import (
+    Draft,
+    Drafter,
+    EagleDrafter,
+    EagleHead,
+    HybridDrafter,
+    NgramDrafter,
+)
 from draftgate.sampling import SamplingParams
+from tests.support.eagle import write_drafter
 from tests.support.engine import ScriptedDrafter, Stream, greedy, running, sampled, use_drafter
-from tests.support.speculation import PROMPTS, VARIED, alone, oracle, unsteady
-from tests.support.tiny_models import BLOCK_BYTES
+from tests.support.speculation import (
+    PROMPTS,
+    VARIED,
+    PacedDrafter,
+    alone,
+    oracle,
+    paces,
+    sometimes_right,
+    unsteady,
+)
+from tests.support.tiny_models import BLOCK_BYTES, TINY
 
 SETTINGS: dict[str, SamplingParams] = {
     "greedy": greedy(40),
@@ -56,6 +74,41 @@ def test_no_drafter_changes_a_token(
     assert preemptions > 0
 
 
+def model_drafter(kind: str, folder: Path, target: Target) -> Drafter:
+    eagle = EagleDrafter(EagleHead(folder, target))
+    return eagle if kind == "eagle" else HybridDrafter(NgramDrafter(1, 4), eagle)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hybrid"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_no_models_drafts_change_a_token(
+    tiny: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, kind: str
+) -> None:
+    """A drafter with a cache of its own, any K at each step for each row, rows put back."""
+    params = SETTINGS[setting]
+    expected = alone(tiny, params)
+    folder = write_drafter(tmp_path / "drafter", TINY, draft_vocab=40)
+    preemptions = 0
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        most = int(random.integers(1, 9))
+        answer = sometimes_right(oracle(expected), seed)
+        drafter = PacedDrafter(model_drafter(kind, folder, tiny), paces(seed, most), answer)
+        use_drafter(monkeypatch, drafter)
+        with running(
+            tiny,
+            draft_len=most,
+            max_batch_rows=int(random.integers(2, 7)),
+            prefill_chunk_tokens=int(random.integers(1, 60)),
+            kv_cache_bytes=int(random.integers(12, 30)) * BLOCK_BYTES,
+        ) as engine:
+            assert engine.run(PROMPTS, params) == expected
+            counters = engine.engine.counters()
+        preemptions += counters.preemptions
+        assert 0 < counters.accepted_tokens < counters.drafted_tokens
+    assert preemptions > 0
+
+
 @pytest.mark.parametrize("draft_len", range(9))
 def test_ngram_drafts_change_no_token(tiny: Target, draft_len: int) -> None:
     for params in (SETTINGS["greedy"], SETTINGS["seeded with penalties"]):
@@ -86,6 +139,52 @@ def test_all_real_text_with_ngram_drafts(
     with running(target, draft_len=draft_len) as engine:
         assert engine.run(prompts, greedy(64)) == together
         assert engine.engine.counters().accepted_tokens > 100
+
+
+def check_real_text(
+    target: Target,
+    drafter: Drafter,
+    prompts: dict[str, list[int]],
+    together: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any K at each step for each row; most drafts are right, others up to somewhere."""
+    answer = sometimes_right(oracle(together, prompts), seed=1, share=0.6)
+    use_drafter(monkeypatch, PacedDrafter(drafter, paces(1, 6), answer))
+    with running(target, draft_len=6, max_batch_rows=13, prefill_chunk_tokens=61) as engine:
+        assert engine.run(prompts, greedy(64)) == {name: together[name] for name in prompts}
+        counters = engine.engine.counters()
+    assert 0 < counters.accepted_tokens < counters.drafted_tokens
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hybrid"])
+def test_real_text_with_a_models_drafts(
+    target: Target,
+    any_drafter: Path,
+    prompts: dict[str, list[int]],
+    together: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    names = sorted(prompts)[(kind == "hybrid") :: 10]
+    chosen = {name: prompts[name] for name in names}
+    drafter = model_drafter(kind, any_drafter, target)
+    check_real_text(target, drafter, chosen, together, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["eagle", "hybrid"])
+def test_all_real_text_with_a_models_drafts(
+    target: Target,
+    any_drafter: Path,
+    prompts: dict[str, list[int]],
+    together: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    drafter = model_drafter(kind, any_drafter, target)
+    check_real_text(target, drafter, prompts, together, monkeypatch)
 
 
 def test_right_drafts_are_all_accepted_and_wrong_ones_not(

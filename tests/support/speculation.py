@@ -69,14 +69,17 @@ def paces(seed: int, most: int) -> Callable[[DraftQuery], int]:
 
 
 def sometimes_right(
-    following: Callable[[DraftQuery], list[int]], seed: int, share: float = 0.5
+    following: Callable[[DraftQuery], list[int]], seed: int, share: float = 0.4
 ) -> Callable[[DraftQuery, Draft], Draft]:
-    """Puts what will come in place of a share of the drafts, as many tokens of it."""
+    """Puts what will come in place of what was drafted: all of it in a share of the drafts, else
+    up to anywhere, with the drafter's own tokens beyond. For rows whose drafts are compared."""
     random = np.random.default_rng(seed)
 
     def answer(query: DraftQuery, draft: Draft) -> Draft:
-        right = tuple(following(query)[: len(draft.token_ids)])
-        return Draft(right, draft.source) if random.random() < share else draft
+        count = len(draft.token_ids)
+        upto = count if random.random() < share else int(random.integers(count + 1))
+        right = following(query)[:upto]
+        return Draft((*right, *draft.token_ids[len(right) :]), draft.source)
 
     return answer
 
