@@ -192,6 +192,7 @@ class ScriptedDrafter(Drafter):
             assert query.count >= 1
             assert self.rows[query.row_id] == list(query.tokens), "drafting for a row out of sync"
             draft = self.rule(query)
+            assert draft.source is DraftSource.NONE, "a rule does not say who drafts"
             drafts.append(replace(draft, source=self.source))
             assert len(draft.token_ids) <= query.count
         return drafts
