@@ -29,7 +29,7 @@ def oracle(
     expected: Mapping[str, Sequence[int]], prompts: Mapping[str, Sequence[int]] = PROMPTS
 ) -> Callable[[DraftQuery], list[int]]:
     """What comes next for a row, known from a run without speculation."""
-    whole = [[*prompts[name], *tokens] for name, tokens in expected.items()]
+    whole = [[*ids, *expected[name]] for name, ids in prompts.items()]
 
     def following(query: DraftQuery) -> list[int]:
         for tokens in whole:
