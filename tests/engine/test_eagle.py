@@ -156,6 +156,7 @@ def check_drafts(reference: Reference, seen: Sequence[Seen], streams: Sequence[S
         assert list(one.tokens) == whole[one.row_id][: len(one.tokens)]
         drafted = one.draft.token_ids
         assert one.draft.source is DraftSource.EAGLE
+        assert len(drafted) == one.count
         logits = reference.logits(one.tokens, features[one.row_id], drafted)
         params = one.sampler.params
         if params.greedy:

@@ -145,19 +145,18 @@ def test_rows_learn_apart() -> None:
     play = Play()
     play.start(0, CYCLE)
     play.start(1, CYCLE)
-    for _ in range(10):
-        play.step(0)
+    failing = []
+    for _ in range(20):
+        failing.append(play.step(0))
         assert play.step(1, ngram=COUNT) is DraftSource.NGRAM
     other = Play()
     other.start(0, CYCLE)
-    for _ in range(10):
-        other.step(0)
-    assert play.propose(0)[0].source == other.propose(0)[0].source
-    assert play.propose(1)[0].source is DraftSource.NGRAM
+    assert failing == [other.step(0) for _ in range(20)]
+    assert DraftSource.EAGLE in failing
     # A row of the same number that comes later starts afresh.
     play.drafter.reset(0)
     play.start(0, CYCLE)
-    assert play.propose(0)[0].source is DraftSource.NGRAM
+    assert failing == [play.step(0) for _ in range(20)]
 
 
 def test_the_choice_is_a_function_of_past_steps() -> None:
@@ -184,6 +183,8 @@ def test_steps_without_drafts_teach_nothing() -> None:
     play = Play()
     play.start(0, CYCLE)
     for _ in range(50):
+        # It was drafted for, and there was no room.
+        assert play.propose(0)[0].source is DraftSource.NGRAM
         play.settle(0, Draft(), 0, (play.rows[0][-1] + 1) % 8)
     assert play.propose(0)[0].source is DraftSource.NGRAM
 

@@ -120,7 +120,7 @@ class PacedDrafter(Drafter):
         for query, count in zip(queries, counts, strict=True):
             draft = cut(found[query.row_id], count) if count else Draft()
             if count and self._answer is not None:
-                draft = self._answer(query, draft)
+                draft = self._answer(_counted(query, count), draft)
             drafts.append(draft)
         return drafts
 
