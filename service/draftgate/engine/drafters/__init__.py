@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-def _ngram(config: EngineConfig, target: Target) -> Drafter:
+def _ngram(config: EngineConfig, target: Target) -> NgramDrafter:
     return NgramDrafter(config.ngram_min, config.ngram_max)
 
 
