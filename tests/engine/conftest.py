@@ -11,6 +11,7 @@ import torch
 from draftgate.engine import Target, load_target
 from draftgate.text import Tokenizer
 from draftgate.text.chat import Message
+from tests.support.eagle import write_drafter
 from tests.support.engine import greedy, running
 from tests.support.tiny_models import TINY, write_checkpoint
 
@@ -60,6 +61,13 @@ def together(target: Target, prompts: dict[str, list[int]]) -> dict[str, list[in
     """Each prompt's greedy tokens, from one batch without speculation."""
     with threads(2), running(target, drafter="none") as engine:
         return engine.run(prompts, greedy(TOKENS))
+
+
+@pytest.fixture(scope="session")
+def any_drafter(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An EAGLE-3 folder for the packaged model; its weights are random, so it is hardly right."""
+    folder = tmp_path_factory.mktemp("eagle") / "drafter"
+    return write_drafter(folder, checkpoint_dir, draft_vocab=512, taps=None)
 
 
 @pytest.fixture(scope="session")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from draftgate.contract import FinishReason
-from draftgate.engine import Output, Target
+from draftgate.engine import EngineConfig, Output, Target
+from draftgate.engine.drafters import make_drafter
 from draftgate.sampling import SamplingParams
-from tests.support.engine import Running, Stream, greedy, running, sampled
-from tests.support.tiny_models import BLOCK_BYTES
+from tests.support.eagle import write_drafter
+from tests.support.engine import Running, Stream, greedy, running, sampled, use_drafter
+from tests.support.speculation import PacedDrafter, paces
+from tests.support.tiny_models import BLOCK_BYTES, TINY
 
 TOKENS = 64
 
@@ -106,12 +110,18 @@ def test_the_others_one_by_one_too(
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("drafter", ["ngram", pytest.param("hybrid", marks=pytest.mark.slow)])
 def test_joins_cancels_and_chunks_change_no_token(
-    target: Target, prompts: dict[str, list[int]], together: dict[str, list[int]]
+    target: Target,
+    any_drafter: Path,
+    prompts: dict[str, list[int]],
+    together: dict[str, list[int]],
+    drafter: str,
 ) -> None:
     """All prompts, joining and leaving among requests that are cancelled, with odd chunks, fewer
     rows than requests and speculation on."""
-    with running(target, prefill_chunk_tokens=53, max_batch_rows=11, draft_len=2) as engine:
+    settings = {"drafter": drafter, "drafter_dir": str(any_drafter), "draft_len": 2}
+    with running(target, prefill_chunk_tokens=53, max_batch_rows=11, **settings) as engine:
         tokens = Crowd(engine, prompts, greedy(32), seed=1, join_share=0.15).run()
         counters = engine.engine.counters()
     assert tokens == {name: together[name][:32] for name in prompts}
@@ -151,20 +161,39 @@ def tiny_alone(tiny: Target) -> dict[str, dict[str, list[int]]]:
         }
 
 
+@pytest.fixture(scope="module")
+def tiny_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("eagle") / "drafter"
+    return write_drafter(folder, TINY, draft_vocab=40)
+
+
 @pytest.mark.parametrize("setting", TINY_SETTINGS)
 @pytest.mark.parametrize("seed", range(12))
 def test_any_crowd(
-    tiny: Target, tiny_alone: dict[str, dict[str, list[int]]], setting: str, seed: int
+    tiny: Target,
+    tiny_drafter: Path,
+    tiny_alone: dict[str, dict[str, list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    seed: int,
 ) -> None:
+    """Each third of the seeds has another drafter; it drafts any number at each step."""
     random = np.random.default_rng(100 + seed)
+    name = ("ngram", "eagle", "hybrid")[seed % 3]
+    block_bytes = BLOCK_BYTES if name == "ngram" else BLOCK_BYTES * 3 // 2  # one layer more
     settings: dict[str, Any] = {
+        "drafter": name,
+        "drafter_dir": str(tiny_drafter),
         "draft_len": int(random.integers(0, 9)),
         "ngram_min": 1,
         "max_batch_rows": int(random.integers(1, 9)),
         "prefill_chunk_tokens": int(random.choice([1, 3, 16, 50, 128])),
         # As little as a long row and a half, or plenty.
-        "kv_cache_bytes": int(random.choice([10, 15, 1000])) * BLOCK_BYTES,
+        "kv_cache_bytes": int(random.choice([10, 15, 1000])) * block_bytes,
     }
+    drafter = make_drafter(EngineConfig.from_mapping(settings), tiny)
+    if drafter is not None:
+        use_drafter(monkeypatch, PacedDrafter(drafter, paces(seed, settings["draft_len"])))
     with running(tiny, **settings) as engine:
         crowd = Crowd(engine, TINY_PROMPTS, TINY_SETTINGS[setting], seed, join_share=0.3)
         assert crowd.run() == tiny_alone[setting]

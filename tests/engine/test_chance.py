@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ import pytest
 import torch
 
 from draftgate.engine import Target, load_target
-from draftgate.engine.drafters import Draft, DraftQuery
+from draftgate.engine.drafters import Draft, Drafter, DraftQuery, EagleDrafter, EagleHead
 from draftgate.sampling import Verification
 from tests.support.chi_square import p_value
+from tests.support.eagle import write_drafter
 from tests.support.engine import ScriptedDrafter, greedy, running, sampled, use_drafter
-from tests.support.tiny_models import TINY, write_checkpoint
-
-PROMPTS = {f"{n}": tuple((11 * i * i + n * i + n) % 96 for i in range(5 + 7 * n)) for n in range(6)}
+from tests.support.speculation import PROMPTS
+from tests.support.tiny_models import TINY, tiny_tensors, write_checkpoint
 
 
 @pytest.mark.parametrize("verification", [None, *Verification])
@@ -52,7 +53,7 @@ def test_a_request_chooses_its_verification(
 
     def rule(query: DraftQuery) -> Draft:
         p = (tiny.score(list(query.tokens))[-1:] / 1.5).softmax(-1)
-        return Draft((int(torch.multinomial(p[0], 1, generator=generator)),), p)
+        return Draft((int(torch.multinomial(p[0], 1, generator=generator)),), probabilities=p)
 
     use_drafter(monkeypatch, ScriptedDrafter(rule))
     with running(tiny, draft_len=1) as engine:
@@ -131,20 +132,28 @@ def test_a_resumed_token_does_not_depend_on_the_luck_of_the_one_before(
 
 
 @pytest.mark.parametrize(
-    ("told", "settings"),
+    ("kind", "settings"),
     [
-        (True, {}),
-        (False, {}),
-        (True, {"verification": Verification.REJECTION, "seed": 0}),
-        (True, {"verification": Verification.COUPLED}),
-        (False, {"verification": Verification.COUPLED, "seed": 0}),
+        ("told", {}),
+        ("untold", {}),
+        ("told", {"verification": Verification.REJECTION, "seed": 0}),
+        ("told", {"verification": Verification.COUPLED}),
+        ("untold", {"verification": Verification.COUPLED, "seed": 0}),
+        ("eagle", {}),
+        ("eagle", {"verification": Verification.REJECTION, "seed": 0}),
+        ("eagle", {"seed": 0}),
     ],
 )
 def test_sampled_sequences_have_the_targets_distribution(
-    six: Target, monkeypatch: pytest.MonkeyPatch, told: bool, settings: dict[str, Any]
+    six: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    settings: dict[str, Any],
 ) -> None:
     """Whole sequences of three through the engine, drafted by chance, against the exact product
-    of the target's probabilities. With a seed every request has another."""
+    of the target's probabilities. With a seed every request has another. The EAGLE drafter knows
+    four of the six tokens, and drafts for many rows at once."""
     target, vocab, draws, prompt = six, 6, 8_000, (1, 2, 3)
     random = np.random.default_rng(0)
     q = random.dirichlet(np.ones(vocab), size=2)
@@ -152,9 +161,15 @@ def test_sampled_sequences_have_the_targets_distribution(
     def rule(query: DraftQuery) -> Draft:
         ids = tuple(int(random.choice(vocab, p=q[i])) for i in range(query.count))
         # Not told q, the engine takes a draft for a choice without chance: as good.
-        return Draft(ids, torch.tensor(q[: query.count], dtype=torch.float32) if told else None)
+        told = torch.tensor(q[: query.count], dtype=torch.float32) if kind == "told" else None
+        return Draft(ids, probabilities=told)
 
-    use_drafter(monkeypatch, ScriptedDrafter(rule))
+    drafter: Drafter = ScriptedDrafter(rule)
+    if kind == "eagle":
+        config = TINY | {"vocab_size": vocab}
+        folder = write_drafter(tmp_path / "drafter", config, draft_vocab=4)
+        drafter = EagleDrafter(EagleHead(folder, six))
+    use_drafter(monkeypatch, drafter)
     params = sampled(3, temperature=4.0, top_k=5, frequency_penalty=0.5, **settings)
     seeds = range(draws) if "seed" in settings else [None] * draws
     seen = np.zeros((vocab,) * 3)
@@ -181,3 +196,82 @@ def test_sampled_sequences_have_the_targets_distribution(
             share = distribution(())[first] * distribution((first,))[second]
             expected[first, second] = draws * share * distribution((first, second))
     assert p_value(seen, expected) > 1e-4
+
+
+# A gate that looks at what was drafted, in the engine (DSpark, appendix A; test_verify has the same
+# without an engine): with these acceptances the best number of drafts is 2 when the first is A, and
+# none when it is B.
+START, THEN, A, B = range(4)
+FOLLOWS = {
+    START: [0.0, 1.0, 0.0, 0.0],
+    THEN: [0.0, 0.0, 0.7, 0.3],
+    A: [0.0, 0.0, 0.9, 0.1],
+    B: [0.0, 0.0, 1.0, 0.0],
+}
+
+
+@pytest.fixture
+def markov(tmp_path: Path) -> Target:
+    """A model whose every token has these probabilities, given the one before it."""
+    hidden = 48
+    config = TINY | {"vocab_size": 4, "tie_word_embeddings": False}
+    tensors = tiny_tensors(config)
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()  # the embedding goes through as it is
+    tensors["model.norm.weight"] = torch.ones(hidden)
+    tensors["model.embed_tokens.weight"] = torch.eye(4, hidden)
+    normed = (1 / hidden + TINY["rms_norm_eps"]) ** -0.5
+    logits = torch.tensor([FOLLOWS[token] for token in range(4)]).log().clamp_min(-1e3)
+    tensors["lm_head.weight"] = torch.zeros(4, hidden)
+    tensors["lm_head.weight"][:, :4] = logits.T / normed
+    target = load_target(write_checkpoint(tmp_path / "markov", config, tensors), torch.float32)
+    told = target.score([START, THEN, A, B]).softmax(-1)
+    torch.testing.assert_close(told, torch.tensor(list(FOLLOWS.values())), rtol=0, atol=1e-5)
+    return target
+
+
+def first_tokens(
+    markov: Target, monkeypatch: pytest.MonkeyPatch, length: Callable[[int, int], int]
+) -> np.ndarray:
+    """How often A and B came first. `length`: how many of two drafts to verify, by the number of
+    the request and by the first token drafted for it."""
+    random = np.random.default_rng(1)
+    told = torch.tensor([[0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 1.0, 0.0]])
+
+    def rule(query: DraftQuery) -> Draft:
+        if len(query.tokens) > 2:
+            return Draft()
+        drafted = (int(random.choice([A, B])), A)
+        count = length(query.row_id, drafted[0])
+        return Draft(drafted[:count], probabilities=told[:count] if count else None)
+
+    use_drafter(monkeypatch, ScriptedDrafter(rule))
+    draws = 4_000
+    params = sampled(4, verification=Verification.REJECTION)
+    with running(markov, draft_len=2, max_batch_rows=128, max_waiting=1 << 16) as engine:
+        streams = [engine.submit(f"{i}", (START,), params) for i in range(draws)]
+        came = [stream.wait().tokens for stream in streams]
+        assert engine.engine.counters().drafted_tokens > draws / 2
+    assert {tokens[0] for tokens in came} == {THEN}
+    firsts = [tokens[1] for tokens in came]
+    return np.array([firsts.count(A), firsts.count(B)], dtype=float)
+
+
+def test_a_gate_that_looks_at_the_draft_is_not_lossless(
+    markov: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = first_tokens(markov, monkeypatch, lambda row, drafted: 2 if drafted == A else 0)
+    assert p_value(seen, seen.sum() * np.array([0.7, 0.3])) < 1e-9
+    assert p_value(seen, seen.sum() * np.array([0.85, 0.15])) > 1e-4
+
+
+@pytest.mark.parametrize("length", [1, 2, "by load"])
+def test_a_draft_length_chosen_before_drafting_is_lossless(
+    markov: Target, monkeypatch: pytest.MonkeyPatch, length: int | str
+) -> None:
+    def chosen(row: int, drafted: int) -> int:
+        return length if isinstance(length, int) else row % 3
+
+    seen = first_tokens(markov, monkeypatch, chosen)
+    assert p_value(seen, seen.sum() * np.array([0.7, 0.3])) > 1e-4

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,66 +13,38 @@ import torch
 
 from draftgate.contract import DraftSource, FinishReason
 from draftgate.engine import Target
-from draftgate.engine.drafters import Draft, DraftQuery
+from draftgate.engine.drafters import (
+    Draft,
+    Drafter,
+    EagleDrafter,
+    EagleHead,
+    HybridDrafter,
+    NgramDrafter,
+)
 from draftgate.sampling import SamplingParams
+from tests.support.eagle import write_drafter
 from tests.support.engine import ScriptedDrafter, Stream, greedy, running, sampled, use_drafter
-from tests.support.tiny_models import BLOCK_BYTES
-
-PROMPTS = {f"{n}": tuple((11 * i * i + n * i + n) % 96 for i in range(5 + 7 * n)) for n in range(6)}
+from tests.support.speculation import (
+    PROMPTS,
+    VARIED,
+    PacedDrafter,
+    alone,
+    oracle,
+    paces,
+    sometimes_right,
+    unsteady,
+)
+from tests.support.tiny_models import BLOCK_BYTES, TINY
 
 SETTINGS: dict[str, SamplingParams] = {
     "greedy": greedy(40),
-    "greedy with penalties": greedy(40, repetition_penalty=1.3, frequency_penalty=0.4),
+    "greedy with penalties": VARIED,
     "seeded": sampled(40, seed=7, temperature=1.4),
     "seeded with filters": sampled(
         40, seed=2**64 - 1, temperature=1.2, top_k=30, top_p=0.9, min_p=0.01
     ),
     "seeded with penalties": sampled(40, seed=0, presence_penalty=0.5, repetition_penalty=1.2),
 }
-
-
-VARIED = SETTINGS["greedy with penalties"]
-"""For what needs tokens that differ: plain greedy soon repeats itself."""
-
-
-def alone(target: Target, params: SamplingParams) -> dict[str, list[int]]:
-    with running(target, drafter="none", max_batch_rows=1) as engine:
-        return {name: engine.one(ids, params).tokens for name, ids in PROMPTS.items()}
-
-
-def oracle(expected: dict[str, list[int]]) -> Callable[[DraftQuery], list[int]]:
-    """What comes next for a row, known from a run without speculation."""
-    whole = [[*PROMPTS[name], *tokens] for name, tokens in expected.items()]
-
-    def following(query: DraftQuery) -> list[int]:
-        for tokens in whole:
-            if tokens[: len(query.tokens)] == list(query.tokens):
-                return tokens[len(query.tokens) :][: query.count]
-        raise AssertionError("a row has left its path")
-
-    return following
-
-
-def unsteady(following: Callable[[DraftQuery], list[int]], seed: int) -> ScriptedDrafter:
-    """Right, wrong, right for a while, random or silent, as many as it likes, row by row."""
-    random = np.random.default_rng(seed)
-
-    def rule(query: DraftQuery) -> Draft:
-        right = following(query)
-        tokens = list(right)
-        kind = random.integers(5)
-        if kind == 1:
-            tokens = [(token + 1) % 96 for token in tokens]
-        elif kind == 2 and tokens:
-            at = random.integers(len(tokens))
-            tokens[at] = (tokens[at] + 1) % 96
-        elif kind == 3:
-            tokens = random.integers(0, 96, query.count).tolist()
-        elif kind == 4:
-            tokens = []
-        return Draft(tuple(tokens[: random.integers(0, query.count + 1)]))
-
-    return ScriptedDrafter(rule)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -97,6 +70,41 @@ def test_no_drafter_changes_a_token(
             counters = engine.engine.counters()
             preemptions += counters.preemptions
         assert not drafter.rows
+        assert 0 < counters.accepted_tokens < counters.drafted_tokens
+    assert preemptions > 0
+
+
+def model_drafter(kind: str, folder: Path, target: Target) -> Drafter:
+    eagle = EagleDrafter(EagleHead(folder, target))
+    return eagle if kind == "eagle" else HybridDrafter(NgramDrafter(1, 4), eagle)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hybrid"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_no_models_drafts_change_a_token(
+    tiny: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, kind: str
+) -> None:
+    """A drafter with a cache of its own, any K at each step for each row, rows put back."""
+    params = SETTINGS[setting]
+    expected = alone(tiny, params)
+    folder = write_drafter(tmp_path / "drafter", TINY, draft_vocab=40)
+    preemptions = 0
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        most = int(random.integers(1, 9))
+        answer = sometimes_right(oracle(expected), seed)
+        drafter = PacedDrafter(model_drafter(kind, folder, tiny), paces(seed, most), answer)
+        use_drafter(monkeypatch, drafter)
+        with running(
+            tiny,
+            draft_len=most,
+            max_batch_rows=int(random.integers(2, 7)),
+            prefill_chunk_tokens=int(random.integers(1, 60)),
+            kv_cache_bytes=int(random.integers(12, 30)) * BLOCK_BYTES,
+        ) as engine:
+            assert engine.run(PROMPTS, params) == expected
+            counters = engine.engine.counters()
+        preemptions += counters.preemptions
         assert 0 < counters.accepted_tokens < counters.drafted_tokens
     assert preemptions > 0
 
@@ -131,6 +139,52 @@ def test_all_real_text_with_ngram_drafts(
     with running(target, draft_len=draft_len) as engine:
         assert engine.run(prompts, greedy(64)) == together
         assert engine.engine.counters().accepted_tokens > 100
+
+
+def check_real_text(
+    target: Target,
+    drafter: Drafter,
+    prompts: dict[str, list[int]],
+    together: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any K at each step for each row; most drafts are right, others up to somewhere."""
+    answer = sometimes_right(oracle(together, prompts), seed=1, share=0.6)
+    use_drafter(monkeypatch, PacedDrafter(drafter, paces(1, 6), answer))
+    with running(target, draft_len=6, max_batch_rows=13, prefill_chunk_tokens=61) as engine:
+        assert engine.run(prompts, greedy(64)) == {name: together[name] for name in prompts}
+        counters = engine.engine.counters()
+    assert 0 < counters.accepted_tokens < counters.drafted_tokens
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hybrid"])
+def test_real_text_with_a_models_drafts(
+    target: Target,
+    any_drafter: Path,
+    prompts: dict[str, list[int]],
+    together: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    names = sorted(prompts)[(kind == "hybrid") :: 10]
+    chosen = {name: prompts[name] for name in names}
+    drafter = model_drafter(kind, any_drafter, target)
+    check_real_text(target, drafter, chosen, together, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["eagle", "hybrid"])
+def test_all_real_text_with_a_models_drafts(
+    target: Target,
+    any_drafter: Path,
+    prompts: dict[str, list[int]],
+    together: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    drafter = model_drafter(kind, any_drafter, target)
+    check_real_text(target, drafter, prompts, together, monkeypatch)
 
 
 def test_right_drafts_are_all_accepted_and_wrong_ones_not(

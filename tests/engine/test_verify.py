@@ -13,12 +13,16 @@ import types
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import draftgate.engine.sampler as sampler_module
 import draftgate.engine.verify as verify_module
+from draftgate.engine import Target
+from draftgate.engine.drafters.selection import pick
 from draftgate.engine.sampler import RowSampler
 from draftgate.engine.verify import verify_equal, verify_rejection
 from draftgate.sampling import SamplingParams
@@ -28,9 +32,8 @@ DRAWS = 100_000
 SIGNIFICANT = 1e-4
 CPU = torch.device("cpu")
 
-Verify = Callable[
-    [torch.Tensor, Sequence[int], torch.Tensor | None, torch.Generator], tuple[int, int]
-]
+Verify = Callable[..., tuple[int, int]]
+"""As `verify_rejection`."""
 Targets = Callable[[tuple[int, ...]], torch.Tensor]
 """The target's distributions [K + 1, vocab] for these drafts."""
 
@@ -43,18 +46,22 @@ def p_values(
     draws: int = DRAWS,
     by_chance: bool = True,
     draft_len: Callable[[tuple[int, ...]], int] | None = None,
+    vocabulary: torch.Tensor | None = None,
     seed: int = 0,
 ) -> list[float]:
-    """For each position of a step with K drafts from `draft` [K, vocab], how likely what came out
-    is under the target.
+    """For each position of a step with K drafts from `draft` [K, n], how likely what came out is
+    under the target.
 
     by_chance: whether the verification is told q; else drafts count as proposed without chance.
-    draft_len: a rule that lets only so many of these drafts be verified.
+    draft_len: a rule that lets only so many of these drafts be verified. vocabulary: [n] the
+    target's tokens that q is over, None for all.
     """
-    count, vocab = draft.shape
+    count, drafted = draft.shape
+    ids = torch.arange(drafted) if vocabulary is None else vocabulary
+    vocab = targets((0,) * count).shape[1]
     random = np.random.default_rng(seed)
     columns = [
-        random.choice(vocab, draws, p=row.double().numpy() / row.double().sum().item())
+        random.choice(ids.numpy(), draws, p=row.double().numpy() / row.double().sum().item())
         for row in draft
     ]
     generator = torch.Generator().manual_seed(seed)
@@ -63,7 +70,7 @@ def p_values(
     for drawn in zip(*(column.tolist() for column in columns), strict=True):
         kept = drawn if draft_len is None else drawn[: draft_len(drawn)]
         q = draft[: len(kept)] if by_chance else None
-        accepted, token = verify(targets(drawn)[: len(kept) + 1], kept, q, generator)
+        accepted, token = verify(targets(drawn)[: len(kept) + 1], kept, q, generator, vocabulary)
         for position, emitted in enumerate((*drawn[:accepted], token)):
             observed[position, emitted] += 1
         runs[drawn, accepted] += 1
@@ -133,30 +140,26 @@ def test_filters_and_penalties_leave_it_exact(count: int) -> None:
     assert min(values) > SIGNIFICANT
 
 
-def mutant(*changes: tuple[str, str]) -> Verify:
-    """`verify_rejection` with its source changed."""
-    source = Path(str(verify_module.__file__)).read_text(encoding="utf-8")
+def mutant(module: types.ModuleType, *changes: tuple[str, str]) -> Any:
+    """A module with its source changed."""
+    source = Path(str(module.__file__)).read_text(encoding="utf-8")
     for old, new in changes:
-        assert source.count(old) == 1, f"{old!r} no longer stands in verify.py"
+        assert source.count(old) == 1, f"{old!r} no longer stands in {module.__name__}"
         source = source.replace(old, new)
-    module = types.ModuleType("mutant")
-    exec(compile(source, "mutant", "exec"), module.__dict__)
-    changed: Verify = module.verify_rejection
+    changed = types.ModuleType("mutant")
+    exec(compile(source, "mutant", "exec"), changed.__dict__)
     return changed
 
 
-_RESIDUAL = "_residual(target[accepted], ids[accepted], draft, accepted)"
+_RESIDUAL = "_residual(target[accepted], proposed[accepted])"
 MUTANTS = {
     "ratio inverted": ("uniform * q >= p", "uniform * p >= q"),
     "ratio ignored": ("uniform * q >= p", "uniform >= p"),
     "always accepted": ("uniform * q >= p", "uniform * q > 2.0"),
     "never accepted": ("uniform * q >= p", "uniform * q >= 0.0"),
     "residual is the target": (_RESIDUAL, "target[accepted]"),
-    "residual of another position": ("target - draft[position]", "target - draft[0]"),
-    "residual of the last position": (
-        _RESIDUAL,
-        _RESIDUAL.replace("target[accepted]", "target[-1]"),
-    ),
+    "residual of another position": (_RESIDUAL, "_residual(target[accepted], proposed[0])"),
+    "residual of the last position": (_RESIDUAL, "_residual(target[-1], proposed[accepted])"),
     "last token from the position before": (
         "draw(target[-1], generator)",
         "draw(target[-2], generator)",
@@ -169,7 +172,7 @@ def test_the_check_sees_wrong_verification(name: str) -> None:
     target = random_rows(3, 16, seed=2)
     draft = related_rows(target, seed=9)
     assert min(p_values(always(target), draft, draws=20_000)) > SIGNIFICANT
-    verify = mutant(MUTANTS[name])
+    verify = mutant(verify_module, MUTANTS[name]).verify_rejection
     assert min(p_values(always(target), draft, verify=verify, draws=20_000)) < 1e-9
 
 
@@ -177,9 +180,136 @@ def test_the_check_sees_wrong_verification(name: str) -> None:
 def test_the_check_sees_wrong_verification_of_drafts_without_chance(name: str) -> None:
     target = random_rows(3, 16, seed=2)
     draft = related_rows(target, seed=9)
-    verify = mutant(MUTANTS[name])
+    verify = mutant(verify_module, MUTANTS[name]).verify_rejection
     values = p_values(always(target), draft, verify=verify, by_chance=False, draws=20_000)
     assert min(values) < 1e-9
+
+
+# A drafter that knows a part of the tokens, in an order of its own.
+
+
+def reduced_rows(target: torch.Tensor, known: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drafter's rows [K, known] that resemble the target's first K, and the tokens they are for."""
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = torch.randperm(target.shape[1], generator=generator)[:known]
+    noise = 0.7 * torch.randn(len(target) - 1, known, generator=generator)
+    return (target[:-1, vocabulary].log() + noise).softmax(-1), vocabulary
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_reduced_vocabulary_emits_the_target(count: int) -> None:
+    target = random_rows(count + 1, 12, seed=count)
+    draft, vocabulary = reduced_rows(target, 7, seed=count)
+    values = p_values(always(target), draft, vocabulary=vocabulary, draws=20_000, seed=count)
+    assert min(values) > SIGNIFICANT
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_reduced_vocabulary_is_one_with_zeros_elsewhere(twice: bool) -> None:
+    """Step by step, with the same luck; also where a token stands twice among the drafter's."""
+    for seed in range(300):
+        target = random_rows(4, 16, seed=seed)
+        draft, vocabulary = reduced_rows(target, 9, seed=seed)
+        if twice:
+            vocabulary[3] = vocabulary[5]
+        full = torch.zeros(3, 16).index_add_(1, vocabulary, draft)
+        generator = torch.Generator().manual_seed(seed)
+        ids = [int(vocabulary[torch.multinomial(row, 1, generator=generator)]) for row in draft]
+        ends = []
+        for rows, known in ((draft, vocabulary), (full, None)):
+            generator.manual_seed(seed)
+            ends.append((*verify_rejection(target, ids, rows, generator, known), generator))
+            assert torch.equal(draft, reduced_rows(target, 9, seed=seed)[0])  # left as it was
+        assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        # The drafter's places taken for the target's ids.
+        (
+            "proposed.index_add_(1, vocabulary, draft)",
+            "proposed[:, : draft.shape[1]] = draft",
+        ),
+        # Only the first of the drafter's distributions is used.
+        (
+            "proposed.index_add_(1, vocabulary, draft)",
+            "proposed.index_add_(1, vocabulary, draft[:1].expand_as(draft))",
+        ),
+        (_RESIDUAL, "target[accepted]"),
+    ],
+)
+def test_the_check_sees_a_reduced_vocabulary_mistaken(change: tuple[str, str]) -> None:
+    target = random_rows(3, 12, seed=2)
+    draft, vocabulary = reduced_rows(target, 7, seed=2)
+    verify = mutant(verify_module, change).verify_rejection
+    values = p_values(always(target), draft, vocabulary=vocabulary, verify=verify, draws=10_000)
+    assert min(values) < 1e-9
+
+
+# The model's own distributions, over the 50 most likely tokens
+
+
+CONTEXTS = 20
+DRAWS_OF_MANY = [2_000, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+
+
+@pytest.fixture(scope="module")
+def contexts(target: Target, prompts: dict[str, list[int]]) -> torch.Tensor:
+    """[contexts, 50]: what follows each of the shortest prompts."""
+    shortest = sorted(prompts.values(), key=len)[:CONTEXTS]
+    return torch.stack([target.score(ids)[-1].topk(50).values.softmax(-1) for ids in shortest])
+
+
+@pytest.mark.parametrize("draws", DRAWS_OF_MANY)
+def test_rejection_sampling_emits_the_model(contexts: torch.Tensor, draws: int) -> None:
+    """Steps of two drafts, from a drafter that knows 32 of the 50 tokens."""
+    for index in range(CONTEXTS):
+        target = contexts.roll(-index, 0)[:3]
+        draft, vocabulary = reduced_rows(target, 32, seed=index)
+        values = p_values(always(target), draft, vocabulary=vocabulary, draws=draws, seed=index)
+        assert min(values) > SIGNIFICANT, f"context {index}"
+
+
+@pytest.mark.parametrize("draws", DRAWS_OF_MANY)
+def test_plain_sampling_emits_the_model(contexts: torch.Tensor, draws: int) -> None:
+    """What the two ways of verification are to be like."""
+    for index, target in enumerate(contexts):
+        generator = torch.Generator().manual_seed(index)
+        tokens = [verify_rejection(target[None], [], None, generator)[1] for _ in range(draws)]
+        observed = np.bincount(tokens, minlength=50).astype(float)
+        assert p_value(observed, draws * target.double().numpy()) > SIGNIFICANT
+
+
+@pytest.mark.parametrize("draws", DRAWS_OF_MANY)
+def test_coupled_sampling_emits_the_model(contexts: torch.Tensor, draws: int) -> None:
+    """A draft for each position, raced with the noise that the target's token is raced with."""
+    chunk = 1_000
+    for index, target in enumerate(contexts):
+        [draft], vocabulary = reduced_rows(target.expand(2, 50), 32, seed=index)
+        sampler = RowSampler(SamplingParams(max_tokens=1, seed=index), [0], [], 50, CPU)
+        observed, accepted = np.zeros(50), 0
+        for start in range(0, draws, chunk):
+            positions = range(start, start + chunk)
+            drafted = pick(
+                draft.log().expand(chunk, -1),
+                [sampler] * chunk,
+                positions,
+                vocabulary,
+                torch.Generator(),
+            )
+            assert drafted.probabilities is None
+            tokens = sampler.coupled(target.expand(chunk, 50), start)
+            for place, token in zip(drafted.ids, tokens, strict=True):
+                proposed = int(vocabulary[place])
+                stood, last = verify_equal([token, 0], [proposed])
+                observed[proposed if stood else last] += 1
+                accepted += stood
+        assert p_value(observed, draws * target.double().numpy()) > SIGNIFICANT
+        # Independent draws from the two would agree less often.
+        by_luck = float((target[vocabulary] * draft).sum())
+        most = float(torch.minimum(target[vocabulary], draft).sum())
+        assert by_luck + 0.02 < accepted / draws < most + 0.05 or by_luck > 0.9
 
 
 def test_the_check_sees_penalties_that_leave_the_drafts_out() -> None:
@@ -194,8 +324,9 @@ def test_the_check_sees_penalties_that_leave_the_drafts_out() -> None:
         draft_ids: Sequence[int],
         draft: torch.Tensor | None,
         generator: torch.Generator,
+        vocabulary: torch.Tensor | None,
     ) -> tuple[int, int]:
-        return verify_rejection(blind, draft_ids, draft, generator)
+        return verify_rejection(blind, draft_ids, draft, generator, vocabulary)
 
     values = p_values(
         targets, random_rows(2, 6, seed=90, sharpness=0.7), verify=verify, draws=20_000
@@ -236,32 +367,72 @@ def test_coupled_sampling_emits_the_target_over_positions() -> None:
     assert p_value(observed, DRAWS * target.double().numpy()) > SIGNIFICANT
 
 
-def test_coupled_sampling_emits_the_target_over_seeds_and_positions_apart() -> None:
-    """The joint distribution of two neighbouring positions, one draw per seed."""
+def p_of_neighbours(row_sampler: type[RowSampler], draws: int) -> float:
+    """How likely the tokens at two neighbouring positions are, one draw per seed."""
     first, second = random_rows(2, 6, seed=5)
     pair = torch.stack([first, second])
-    draws = 30_000
     joint = np.zeros((6, 6))
     for seed in range(draws):
-        sampler = RowSampler(SamplingParams(max_tokens=1, seed=seed), [0], [], 6, CPU)
+        sampler = row_sampler(SamplingParams(max_tokens=1, seed=seed), [0], [], 6, CPU)
         one, two = sampler.coupled(pair, 40)
         joint[one, two] += 1
     expected = draws * np.outer(first.double().numpy(), second.double().numpy())
-    assert p_value(joint.ravel(), expected.ravel()) > SIGNIFICANT
+    return p_value(joint, expected)
 
 
-def test_coupled_drafts_do_not_change_what_comes_out() -> None:
-    """Whatever is drafted, the run of tokens over several steps is the one without drafts."""
+def test_coupled_sampling_emits_the_target_over_seeds_and_positions_apart() -> None:
+    assert p_of_neighbours(RowSampler, 30_000) > SIGNIFICANT
+
+
+def changed_by_drafts(row_sampler: type[RowSampler]) -> int:
+    """With how many drafts the run of tokens over several steps is not the one without drafts."""
     rows = random_rows(12, 8, seed=6)
-    sampler = RowSampler(SamplingParams(max_tokens=1, seed=5), [0], [], 8, CPU)
+    sampler = row_sampler(SamplingParams(max_tokens=1, seed=5), [0], [], 8, CPU)
     alone = sampler.coupled(rows, 0)
+    changed = 0
     for drafts in itertools.product(range(8), repeat=2):
         emitted: list[int] = []
         while len(emitted) < 9:
             at = len(emitted)
             accepted, token = verify_equal(sampler.coupled(rows[at : at + 3], at), drafts)
             emitted += [*drafts[:accepted], token]
-        assert emitted[:9] == alone[:9]
+        changed += emitted[:9] != alone[:9]
+    return changed
+
+
+def test_coupled_drafts_do_not_change_what_comes_out() -> None:
+    assert changed_by_drafts(RowSampler) == 0
+
+
+_KEY = "key=self._key, counter=[0, 0, 0, position]"
+_NOISE = "self.noise(first_position + offset)"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (_KEY, "key=self._key, counter=[0, 0, 0, 0]"),
+        (_KEY, "key=self._key, counter=[0, 0, 0, position // 2]"),
+        (_KEY, "key=0, counter=[0, 0, 0, position]"),
+        (_NOISE, "self.noise(first_position)"),
+    ],
+)
+def test_the_check_sees_noise_that_is_shared(change: tuple[str, str]) -> None:
+    """Between positions, or between seeds."""
+    assert p_of_neighbours(mutant(sampler_module, change).RowSampler, 3_000) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        # Keyed by the place in the step, or to the next number of one row of numbers.
+        (_NOISE, "self.noise(offset)"),
+        (_NOISE, "self.noise(first_position + 2 * offset)"),
+        (_NOISE, "torch.empty(8).double().exponential_(generator=self.generator)"),
+    ],
+)
+def test_the_check_sees_noise_that_depends_on_the_drafts(change: tuple[str, str]) -> None:
+    assert changed_by_drafts(mutant(sampler_module, change).RowSampler) > 0
 
 
 def test_equal_drafts_are_accepted_up_to_the_first_that_differs() -> None:

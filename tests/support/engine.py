@@ -175,8 +175,13 @@ def running(
 class ScriptedDrafter(Drafter):
     """Proposes what `rule` says, and holds the engine to what a drafter may count on."""
 
-    def __init__(self, rule: Callable[[DraftQuery], Draft]) -> None:
+    def __init__(
+        self,
+        rule: Callable[[DraftQuery], Draft],
+        source: DraftSource = DraftSource.NGRAM,
+    ) -> None:
         self.rule = rule
+        self.source = source
         self.rows: dict[int, list[int]] = {}
         """What each row's tokens are known to be."""
 
@@ -187,7 +192,8 @@ class ScriptedDrafter(Drafter):
             assert query.count >= 1
             assert self.rows[query.row_id] == list(query.tokens), "drafting for a row out of sync"
             draft = self.rule(query)
-            drafts.append(replace(draft, source=DraftSource.NGRAM))
+            assert draft.source is DraftSource.NONE, "a rule does not say who drafts"
+            drafts.append(replace(draft, source=self.source))
             assert len(draft.token_ids) <= query.count
         return drafts
 

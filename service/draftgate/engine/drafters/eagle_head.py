@@ -213,4 +213,6 @@ def _check_fit(folder: Path, config: EagleConfig, target: Target) -> None:
             f"{folder}: the drafter taps layers {list(config.taps)}, "
             f"the target has 0 to {wanted.layers}"
         )
+    if len(set(config.taps)) < len(config.taps):
+        raise unfit(f"{folder}: the drafter taps layers {list(config.taps)}, one of them twice")
     check_vocabulary(folder, target)

@@ -42,7 +42,7 @@ def pick(
     sampled = [index for index, sampler in enumerate(samplers) if not sampler.params.greedy]
     if not sampled:
         return Picked(most_likely(logits), None)
-    probabilities = logits.float()
+    probabilities = logits.to(torch.float32, copy=True)
     for setting, rows in _alike(samplers, sampled).items():
         params = samplers[rows[0]].params
         chosen = (logits[rows].float() / setting[0]).softmax(-1)
