@@ -292,7 +292,7 @@ def test_the_folder_says_which_layers_are_read(
 
 # The cache
 
-MOST = 220
+MOST = 520
 LENGTHS = (20, MOST, 90, MOST, 150, MOST)
 LONG = replace(VARIED, max_tokens=MOST)
 
@@ -310,7 +310,7 @@ SCHEDULES: dict[str, Callable[[], Callable[[DraftQuery], int]]] = {
     "off for 1": lambda: off_for(1),
     "off for 7": lambda: off_for(7),
     "off for 64": lambda: off_for(64),
-    "off for 200": lambda: off_for(200),
+    "off for 500": lambda: off_for(500),
     "random": lambda: paces(1, 4),
     "random again": lambda: paces(2, 4),
 }

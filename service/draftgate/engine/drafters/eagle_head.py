@@ -110,7 +110,7 @@ class EagleHead:
         self._rope = RopeTable(
             shape.rope, shape.head_dim, wanted.max_positions, self._dtype, self._device
         )
-        self.vocabulary = self._vocabulary(reader).to(self._device)
+        self.vocabulary = self._vocabulary(folder, reader).to(self._device)
         """[draft vocab] int64: the target's ids of the tokens it can foretell."""
 
     @property
@@ -180,17 +180,19 @@ class EagleHead:
         x = self._down.plus(self._up.times(h, self._gate.silu(h)), x)
         return x[:rows], self._head(self._normed(x, self._norm))[:rows]
 
-    def _vocabulary(self, reader: CheckpointReader) -> torch.Tensor:
+    def _vocabulary(self, folder: Path, reader: CheckpointReader) -> torch.Tensor:
         """`d2t` holds what to add to a draft id to get the target's."""
         offsets = reader.stored("d2t").long()
         size, vocab = self.config.draft_vocab_size, self.config.shape.vocab_size
         if tuple(offsets.shape) != (size,):
-            raise unfit(f"d2t has shape {list(offsets.shape)}, draft_vocab_size is {size}")
+            raise unfit(
+                f"{folder}: d2t has shape {list(offsets.shape)}, draft_vocab_size is {size}"
+            )
         ids = torch.arange(size) + offsets
         if bool((ids < 0).any()) or bool((ids >= vocab).any()):
             raise unfit(
-                f"d2t maps to ids from {int(ids.min())} to {int(ids.max())}, the target "
-                f"has 0 to {vocab - 1}"
+                f"{folder}: d2t maps to ids from {int(ids.min())} to {int(ids.max())}, "
+                f"the target has 0 to {vocab - 1}"
             )
         return ids
 
