@@ -37,7 +37,7 @@ class EagleNetwork(nn.Module):
         hidden = shape.hidden_size
         self.fc = nn.Linear(taps * hidden, hidden, bias=False)
         self.midlayer = _MidLayer(shape)
-        self.norm = nn.RMSNorm(hidden, shape.norm_eps)
+        self.norm = _Norm(hidden, shape.norm_eps)
         self.lm_head = nn.Linear(hidden, draft_vocab_size, bias=False)
         self._rope = RopeTable(
             shape.rope, shape.head_dim, shape.max_positions, torch.float32, torch.device("cpu")
@@ -80,6 +80,13 @@ class EagleNetwork(nn.Module):
         return (x * cos.unsqueeze(2) + swapped * signed_sin.unsqueeze(2)).to(x.dtype)
 
 
+class _Norm(nn.RMSNorm):
+    """In fp32 inside autocast too, where torch would warn of the weight's dtype."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.float()).to(x.dtype)
+
+
 class _MidLayer(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -100,9 +107,9 @@ class _MidLayer(nn.Module):
                 "down_proj": nn.Linear(shape.intermediate_size, hidden, bias=False),
             }
         )
-        self.input_layernorm = nn.RMSNorm(hidden, shape.norm_eps)
-        self.hidden_norm = nn.RMSNorm(hidden, shape.norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(hidden, shape.norm_eps)
+        self.input_layernorm = _Norm(hidden, shape.norm_eps)
+        self.hidden_norm = _Norm(hidden, shape.norm_eps)
+        self.post_attention_layernorm = _Norm(hidden, shape.norm_eps)
 
     def inputs(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return torch.cat((self.input_layernorm(embedded), self.hidden_norm(hidden)), dim=-1)

@@ -87,7 +87,7 @@ def train(
                     log,
                     number + 1,
                     total,
-                    loss=round(float(loss), 4),
+                    loss=round(float(loss.detach()), 4),
                     s=round(sum(recent) / len(recent), 3),
                     train=_rounded(seen),
                 )

@@ -1,0 +1,142 @@
+"""Training lowers its loss, and goes on after a stop as if there had been none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftgate.engine import Target, load_target
+from draftgate.engine.weights import CheckpointReader
+from tests.support.tiny_models import TINY, write_checkpoint
+from training.data import Batches, Example
+from training.generations import Generation
+from training.initial import initialise
+from training.loss import Teacher
+from training.network import EagleNetwork
+from training.train import Recipe, train
+from training.tree import best_chain, best_tree
+
+TAPS = (0, 1, 2, 3)
+RECIPE = Recipe(
+    epochs=4, answer_tokens=60, warmup=2, log_every=1, judge_every=5, save_every=1, steps=3
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = TINY | {"num_hidden_layers": 3, "tie_word_embeddings": True}
+    return write_checkpoint(tmp_path_factory.mktemp("model"), config)
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Target:
+    return load_target(folder, torch.float32)
+
+
+class Course:
+    """Everything that training needs, on a tiny model."""
+
+    def __init__(self, folder: Path, target: Target) -> None:
+        shape, random = target.config.shape, np.random.default_rng(0)
+        examples = []
+        for index in range(12):
+            tokens = random.integers(0, shape.vocab_size, 30).astype(np.uint16)
+            features = target.features(tokens.tolist(), TAPS)[:-1].bfloat16()
+            made = Generation(index, "chat", tokens, 8, greedy=True)
+            examples.append(Example(made, features))
+        vocabulary = torch.arange(0, shape.vocab_size, 2)
+        reader = CheckpointReader(folder)
+        self.teacher = Teacher(reader, vocabulary, shape.tied_embeddings, shape.norm_eps)
+        torch.manual_seed(0)
+        self.network = EagleNetwork(shape, 3, len(vocabulary))
+        initialise(self.network, reader, self.teacher, shape.layers)
+        embedding = reader.stored("model.embed_tokens.weight")
+        kept = {"answer_tokens": RECIPE.answer_tokens, "steps": RECIPE.steps, "seed": 0}
+        self.batches = Batches(examples[:9], embedding, vocabulary, **kept)
+        self.judges = Batches(examples[9:], embedding, vocabulary, **kept)
+        self.held_out = {"chat": examples[9:]}
+
+    def run(self, folder: Path, recipe: Recipe = RECIPE) -> list[dict[str, object]]:
+        train(
+            self.network,
+            self.teacher,
+            self.batches,
+            self.held_out,
+            self.judges,
+            folder,
+            recipe,
+        )
+        return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_the_loss_falls_and_the_log_tells(folder: Path, target: Target, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(RECIPE, epochs=12, learning_rate=5e-3)
+    log = Course(folder, target).run(tmp_path, recipe)
+    losses = [float(str(entry["loss"])) for entry in log if "loss" in entry]
+    assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
+    judged = [entry["chat"] for entry in log if "chat" in entry]
+    assert judged
+    assert all(len(entry["rates"]) == RECIPE.steps for entry in judged)  # type: ignore[index]
+
+
+def test_a_stop_changes_nothing(
+    folder: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Course(folder, target)
+    (tmp_path / "whole").mkdir()
+    whole.run(tmp_path / "whole")
+
+    (tmp_path / "parts").mkdir()
+    for stop in (3, 10, None):
+        course = Course(folder, target)
+        with monkeypatch.context() as patch:
+            if stop is not None:
+                stop_at(patch, stop)
+                with pytest.raises(KeyboardInterrupt):
+                    course.run(tmp_path / "parts")
+            else:
+                course.run(tmp_path / "parts")
+    for name, parameter in whole.network.state_dict().items():
+        assert torch.equal(parameter, course.network.state_dict()[name]), name
+
+
+def stop_at(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Ctrl-C after so many batches in all."""
+    from training import train as module
+
+    save = module._save
+
+    def save_and_stop(*arguments: object) -> None:
+        save(*arguments)  # type: ignore[arg-type]
+        if arguments[3] == number:
+            raise KeyboardInterrupt
+
+    patch.setattr(module, "_save", save_and_stop)
+
+
+RANKS = st.lists(
+    st.lists(st.floats(0.0, 0.3), min_size=1, max_size=3).map(lambda x: sorted(x, reverse=True)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(RANKS, st.integers(1, 6))
+def test_the_best_tree_is_never_worse_than_the_chain(ranks: list[list[float]], nodes: int) -> None:
+    chain, tree = best_chain(ranks, nodes), best_tree(ranks, nodes, depth=nodes)
+    assert tree >= chain - 1e-9
+    only_first = [[row[0]] for row in ranks]
+    assert best_tree(only_first, nodes, depth=nodes) == pytest.approx(chain)
+
+
+def test_the_best_tree_by_hand() -> None:
+    # Paths: .6; .3; .6 x .5 = .3; .6 x .4 = .24; .3 x .5 = .15. The best three: .6, .3, .3.
+    assert best_tree([[0.6, 0.3], [0.5, 0.4]], 3, depth=2) == pytest.approx(2.2)
+    assert best_chain([[0.6, 0.3], [0.5, 0.4]], 3) == pytest.approx(1 + 0.6 + 0.3 + 0.15)
