@@ -12,6 +12,9 @@ from draftgate.checkpoint import SilentProgress, ensure_checkpoint, packaged_sou
 from tests.fakes.triton import FakeTriton
 from tests.support.exporters import exporters
 
+DRAFTER_DIR = Path(__file__).parent.parent / "drafters" / "smollm2-135m-instruct-eagle3"
+"""The drafter that is shipped for the packaged model."""
+
 _CACHE = Path(__file__).parent.parent / "build" / "test-checkpoint"
 
 

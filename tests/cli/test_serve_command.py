@@ -15,8 +15,12 @@ from pathlib import Path
 import pytest
 
 from draftgate.checkpoint import packaged_source
+from draftgate.cli.serve import DrafterName
+from draftgate.engine.drafters import DRAFTERS
+from tests.support.eagle import write_drafter
 from tests.support.footprint import Footprint
 from tests.support.terminal import DRAFTGATE, Terminal, environment, on_terminal, run_in_pipe
+from tests.support.tiny_models import TINY
 
 pytestmark = pytest.mark.triton
 
@@ -281,6 +285,46 @@ async def test_a_setting_that_the_engine_refuses_is_one_line(
     [line] = [line for line in done.err.splitlines() if line.startswith("error: ")]
     assert line.startswith("error: kv_cache_bytes: 1048576 holds ")
     footprint.assert_gone()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--drafter", "draft-model"], "--drafter draft-model needs --drafter-dir, its weights"),
+        (["--drafter", "eagle"], "--drafter eagle needs --drafter-dir, its weights"),
+        (["--drafter-dir", "/none"], "--drafter-dir: /none holds no drafter (no config.json)"),
+        (["--drafter", "ngram", "--drafter-dir", "/none"], "--drafter-dir: --drafter ngram has no"),
+    ],
+)
+async def test_a_drafter_without_its_weights_is_one_line(
+    footprint: Footprint, checkpoint_dir: Path, options: list[str], why: str
+) -> None:
+    done = await run_in_pipe(
+        ["serve", "--model-dir", str(checkpoint_dir), *options], env=footprint.env
+    )
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: {why}")
+    assert done.err.count("\n") == 1
+    footprint.assert_gone()
+
+
+async def test_a_drafter_for_another_model_is_one_line(
+    footprint: Footprint, checkpoint_dir: Path, tmp_path: Path
+) -> None:
+    write_drafter(tmp_path / "drafter", TINY, draft_vocab=40)
+    done = await run_in_pipe(
+        ["serve", "--listen", "127.0.0.1:0", "--model-dir", str(checkpoint_dir),
+         "--drafter-dir", str(tmp_path / "drafter")],
+        env=footprint.env,
+    )  # fmt: skip
+    assert done.code == 1
+    [line] = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert line.endswith("the drafter's hidden_size is 48, the target's is 576")
+    footprint.assert_gone()
+
+
+def test_the_command_and_the_engine_know_the_same_drafters() -> None:
+    assert set(DrafterName) == {*DRAFTERS, "none"}
 
 
 async def test_a_full_disk_is_one_line(footprint: Footprint, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 
 from draftgate.text import Tokenizer
+from tests.conftest import DRAFTER_DIR
 from tests.support.gateway import Client
 
 ROWS = 32
@@ -95,6 +96,7 @@ def served(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     command = [
         *(sys.executable, "-m", "draftgate.cli", "serve", "--listen", "127.0.0.1:0"),
         *("--model-dir", str(checkpoint_dir), "--dtype", "float32"),
+        *("--drafter-dir", str(DRAFTER_DIR)),
         *("--max-batch-rows", str(ROWS), "--otlp-endpoint", f"127.0.0.1:{port}"),
     ]
     log = tmp_path_factory.mktemp("served") / "log"

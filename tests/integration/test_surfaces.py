@@ -34,7 +34,7 @@ async def test_the_model_is_described(client: Client, tokenizer: Tokenizer) -> N
     assert model.vocab_size == tokenizer.vocab_size
     assert list(model.eos_token_ids) == [2]
     assert model.has_chat_template
-    assert (model.drafter, model.max_draft_len, model.max_batch_rows) == ("ngram", 4, ROWS)
+    assert (model.drafter, model.max_draft_len, model.max_batch_rows) == ("hybrid", 4, ROWS)
 
 
 async def test_the_kinds_of_prompt_agree(client: Client, tokenizer: Tokenizer) -> None:
@@ -83,7 +83,9 @@ async def test_speculation_is_shown_token_by_token(client: Client, tokenizer: To
         for step in chunk.verify_steps:
             accepted = [draft.id for draft in step.drafts[: step.accepted]]
             assert [token.id for token in chunk.tokens[: step.accepted]] == accepted
-            assert step.draft_source == pb.DRAFT_SOURCE_NGRAM
+            assert step.draft_source in (pb.DRAFT_SOURCE_NGRAM, pb.DRAFT_SOURCE_EAGLE)
+    # The head drafts until the answer begins to quote.
+    assert len({step.draft_source for step in steps}) == 2
 
 
 async def test_a_seed_gives_the_same_text_with_and_without_speculation(client: Client) -> None:
