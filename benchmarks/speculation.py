@@ -1,6 +1,6 @@
 """What speculation does to speed, by task, draft length and batch, on prompts never trained on.
 
-Prints one table a question: acceptance at each position, one stream with each fixed draft length,
+Prints what is accepted by task and drafter, the speed of one stream with each fixed draft length,
 the cost of a draft step, and batch by draft length with step time, tokens/s and acceptance length.
 
     python benchmarks/speculation.py [--quick] [--check] [--json FILE] [--model-dir DIR]
@@ -30,7 +30,18 @@ from draftgate.engine.sampler import RowSampler
 from draftgate.sampling import SamplingParams
 from draftgate.text import Message, Tokenizer
 
-__all__ = ["Bounds", "Cell", "DraftCost", "Plan", "Report", "TaskRun", "goals", "main", "measure"]
+__all__ = [
+    "Acceptance",
+    "Bounds",
+    "Cell",
+    "DraftCost",
+    "Plan",
+    "Report",
+    "TaskRun",
+    "goals",
+    "main",
+    "measure",
+]
 
 _ROOT = Path(__file__).parent.parent
 _MODEL_DIR = _ROOT / "models" / "smollm2-135m-instruct-fp8"
@@ -45,9 +56,15 @@ class Plan:
     """How much to measure."""
 
     draft_lens: tuple[int, ...] = (0, 1, 2, 3, 4, 6)
-    prompts: int = 24
-    """Held-out prompts of each task, one after the other, with each draft length."""
+    prompts: int = 36
+    """Held-out prompts of each task by which acceptance is measured, many at once."""
+    rows: int = 16
+    """How many of them run together."""
     tokens: int = 128
+    """Longest answer to each."""
+    lone_prompts: int = 6
+    """Prompts of each task, one after the other, with each draft length."""
+    lone_tokens: int = 64
     """Longest answer to each."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     """Generations that run together."""
@@ -58,7 +75,14 @@ class Plan:
 
 
 QUICK = Plan(
-    draft_lens=(0, 2, 4), prompts=3, tokens=48, batches=(1, 8, 32), batch_tokens=24, rounds=10
+    draft_lens=(0, 4),
+    prompts=8,
+    tokens=48,
+    lone_prompts=2,
+    lone_tokens=32,
+    batches=(1, 16),
+    batch_tokens=16,
+    rounds=8,
 )
 
 
@@ -79,6 +103,21 @@ class Bounds:
 
 
 @dataclass(frozen=True)
+class Acceptance:
+    """One task's prompts with one drafter, greedy."""
+
+    task: str
+    drafter: str
+    draft_len: int
+    length: float
+    """Acceptance length: 1 + accepted / verify steps; a step without a draft is none."""
+    positions: tuple[float, ...]
+    """Of the verify steps that drafted so far, the share that accepted position 1, 2, ..."""
+    sources: Mapping[str, int]
+    """Verify steps by who drafted."""
+
+
+@dataclass(frozen=True)
 class TaskRun:
     """One task's prompts, one stream, one draft length."""
 
@@ -89,11 +128,6 @@ class TaskRun:
     speedup: float
     """Over K = 0."""
     acceptance_length: float
-    """1 + accepted / verify steps; steps without a draft are not verify steps."""
-    positions: tuple[float, ...]
-    """Of the verify steps that drafted so far, the share that accepted position 1, 2, ..."""
-    sources: Mapping[str, int]
-    """Verify steps by who drafted."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +167,7 @@ class Report:
     model: str
     drafter: str
     plan: Plan
+    acceptance: list[Acceptance] = field(default_factory=list)
     tasks: list[TaskRun] = field(default_factory=list)
     cost: DraftCost | None = None
     cells: list[Cell] = field(default_factory=list)
@@ -143,6 +178,9 @@ def measure(
 ) -> Report:
     """prompts: token ids by task."""
     report = Report(Machine.this(), target.config.name, config.drafter, plan)
+    for drafter in dict.fromkeys((config.drafter, "eagle")):
+        accepting = replace(config, drafter=drafter, draft_len=4, max_batch_rows=plan.rows)
+        report.acceptance.extend(_acceptance(target, accepting, prompts, plan))
     engines = {}
     for draft_len in plan.draft_lens:
         engines[draft_len] = Engine(
@@ -151,7 +189,7 @@ def measure(
         engines[draft_len].start()
     try:
         for task in TASKS:
-            report.tasks.extend(_task(engines, task, prompts[task][: plan.prompts], plan))
+            report.tasks.extend(_task(engines, task, prompts[task][: plan.lone_prompts], plan))
         for rows in plan.batches:
             report.cells.extend(_batch(engines, rows, prompts, plan))
     finally:
@@ -166,11 +204,11 @@ def goals(report: Report, bounds: Bounds) -> list[Goal]:
     most = float("inf")
     for task in TASKS:
         runs = [run for run in report.tasks if run.task == task]
-        at_four = next((run for run in runs if run.draft_len == 4), None)
-        if at_four is not None:
-            bound = getattr(bounds, f"length_{task}")
-            name = f"acceptance length, {task}, K = 4"
-            found.append(Goal(name, at_four.acceptance_length, bound, most))
+        at_four = next(
+            a for a in report.acceptance if (a.task, a.drafter) == (task, report.drafter)
+        )
+        name = f"acceptance length, {task}, K = {at_four.draft_len}"
+        found.append(Goal(name, at_four.length, getattr(bounds, f"length_{task}"), most))
         best = max(runs, key=lambda run: run.speedup)
         bound = getattr(bounds, f"speedup_{task}")
         name = f"speedup of one stream, {task}, best K = {best.draft_len}"
@@ -231,12 +269,46 @@ class _Tally:
         return 1 + self.accepted / self.steps if self.steps else 1.0
 
 
+def _acceptance(
+    target: Target,
+    config: EngineConfig,
+    prompts: Mapping[str, Sequence[Sequence[int]]],
+    plan: Plan,
+) -> list[Acceptance]:
+    """Many prompts at once: what is accepted does not depend on the batch, near ties apart."""
+    engine = Engine(target, config)
+    engine.start()
+    params = SamplingParams(max_tokens=plan.tokens, temperature=0.0)
+    found = []
+    for task in TASKS:
+        runs = [_Run() for _ in prompts[task][: plan.prompts]]
+        for number, (run, ids) in enumerate(zip(runs, prompts[task], strict=False)):
+            engine.submit(Request(f"{task}-{number}", tuple(ids), params), run)
+        tally = _Tally()
+        for run in runs:
+            run.ended.wait()
+            tally.add(run)
+        positions = tuple(tally.passed[p] / n for p, n in sorted(tally.reached.items()))
+        found.append(
+            Acceptance(
+                task,
+                config.drafter,
+                config.draft_len,
+                tally.acceptance_length,
+                positions,
+                tally.sources,
+            )
+        )
+    engine.close()
+    return found
+
+
 def _task(
     engines: Mapping[int, Engine], task: str, prompts: Sequence[Sequence[int]], plan: Plan
 ) -> list[TaskRun]:
     """Each prompt with every draft length before the next, so that drifts fall on all alike."""
     tallies = {draft_len: _Tally() for draft_len in engines}
-    params = SamplingParams(max_tokens=plan.tokens, temperature=0.0)
+    params = SamplingParams(max_tokens=plan.lone_tokens, temperature=0.0)
     for number, ids in enumerate(prompts):
         for draft_len, engine in engines.items():
             run = _Run()
@@ -251,8 +323,6 @@ def _task(
             tokens_per_s=tally.tokens / tally.seconds,
             speedup=tally.tokens / tally.seconds / plain,
             acceptance_length=tally.acceptance_length,
-            positions=tuple(tally.passed[p] / n for p, n in sorted(tally.reached.items())),
-            sources=tally.sources,
         )
         for draft_len, tally in tallies.items()
     ]
@@ -357,14 +427,21 @@ def _draft_cost(
 def _print(report: Report) -> None:
     machine = report.machine
     print(f"{report.model}, drafter {report.drafter}, on {machine.cpu}, {machine.threads} threads")
-    print("\nOne stream, greedy, prompts never trained on")
-    print(f"{'task':>8}{'K':>4}{'tokens/s':>10}{'x K=0':>8}{'length':>8}  accepted at 1, 2, ...")
+    print("\nAcceptance, greedy, on topics never trained on")
+    print(f"{'task':>8}{'drafter':>9}{'K':>4}{'length':>8}   accepted at 1, 2, ...")
+    for found in report.acceptance:
+        rates = " ".join(f"{rate:.2f}" for rate in found.positions)
+        by = ", ".join(f"{count} {name}" for name, count in sorted(found.sources.items()))
+        print(
+            f"{found.task:>8}{found.drafter:>9}{found.draft_len:>4}{found.length:>8.2f}"
+            f"   {rates}   (steps: {by})"
+        )
+    print("\nOne stream")
+    print(f"{'task':>8}{'K':>4}{'tokens/s':>10}{'x K=0':>8}{'length':>8}")
     for run in report.tasks:
-        rates = " ".join(f"{rate:.2f}" for rate in run.positions)
-        by = ", ".join(f"{count} {name}" for name, count in sorted(run.sources.items()))
         print(
             f"{run.task:>8}{run.draft_len:>4}{run.tokens_per_s:>10.1f}{run.speedup:>8.2f}"
-            f"{run.acceptance_length:>8.2f}  {rates}{'   (' + by + ')' if by else ''}"
+            f"{run.acceptance_length:>8.2f}"
         )
     if report.cost is not None:
         cost = report.cost
