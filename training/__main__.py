@@ -108,21 +108,23 @@ def head(
     initialise(network, reader, teacher, shape.layers)
     embedding = reader.stored("model.embed_tokens.weight")
 
-    def batches(of: Sequence[Example]) -> Batches:
+    def batches(of: Sequence[Example], steps: int) -> Batches:
         return Batches(
             of,
             embedding,
             vocabulary,
             answer_tokens=recipe.answer_tokens,
-            steps=recipe.steps,
+            steps=steps,
             seed=recipe.seed,
         )
 
-    judges = batches([example for task in TASKS for example in held_out[task]])
-    train(network, teacher, batches(examples), held_out, judges, work, recipe)
+    judged = [example for task in TASKS for example in held_out[task]]
+    judges = batches(judged, recipe.judged_steps)
+    course = batches(examples, recipe.steps)
+    train(network, teacher, course, held_out, judges, work, recipe)
     export(network, vocabulary, target, out)
     print(f"{out}: trained on {sum(e.answer_len for e in examples)} tokens of answers")
-    for task, found in judge(network, teacher, held_out, judges, recipe.steps).items():
+    for task, found in judge(network, teacher, held_out, judges, recipe.judged_steps).items():
         rates = " ".join(f"{rate:.3f}" for rate in found.rates)
         print(f"{task}: agreement {rates}, acceptance length {found.acceptance_length:.2f}")
         shares = found.rank_shares

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
@@ -11,14 +9,10 @@ from draftgate.engine.weights import CheckpointReader
 from training.data import Batch
 from training.network import EagleNetwork
 
-__all__ = ["Agreement", "Teacher", "agreement", "chain_loss"]
+__all__ = ["Teacher", "chain_loss"]
 
 _DECAY = 0.8
 """How much less each further position of a chain counts (as in EAGLE-3's training)."""
-
-
-_RANKS = 4
-"""How many of the head's choices are looked at."""
 
 
 class Teacher:
@@ -48,50 +42,6 @@ class Teacher:
         )
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How often the head's first choice was the target's, by position of the chain."""
-
-    seen: tuple[int, ...]
-    """Chains that could be judged at each position."""
-    alone: tuple[int, ...]
-    """Agreements at each position, the true tokens fed back."""
-    run: tuple[int, ...]
-    """Chains that agreed at this position and all before: what greedy verification accepts."""
-    ranked: tuple[tuple[int, ...], ...] = ()
-    """Of the chains that agreed at all positions before, how many times the target's token was the
-    first, second, ... choice here."""
-
-    def __add__(self, other: Agreement) -> Agreement:
-        def add(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(x + y for x, y in zip(a, b, strict=True)) if a else b
-
-        ranked = other.ranked
-        if self.ranked:
-            ranked = tuple(add(a, b) for a, b in zip(self.ranked, other.ranked, strict=True))
-        return Agreement(
-            add(self.seen, other.seen),
-            add(self.alone, other.alone),
-            add(self.run, other.run),
-            ranked,
-        )
-
-    @property
-    def rates(self) -> list[float]:
-        return [a / max(n, 1) for a, n in zip(self.alone, self.seen, strict=True)]
-
-    @property
-    def rank_shares(self) -> list[list[float]]:
-        """Shares of first, second, ... choices at each position, all positions before right."""
-        reached = (self.seen[0], *self.run[:-1])
-        return [[n / max(of, 1) for n in row] for row, of in zip(self.ranked, reached, strict=True)]
-
-    @property
-    def acceptance_length(self) -> float:
-        """1 + the mean run of a chain: what greedy verification gains, bonus token included."""
-        return 1 + sum(a / max(n, 1) for a, n in zip(self.run, self.seen, strict=True))
-
-
 def chain_loss(
     network: EagleNetwork, teacher: Teacher, batch: Batch, steps: int, sharpness: float
 ) -> torch.Tensor:
@@ -111,32 +61,6 @@ def chain_loss(
             loss = _CrossEntropy.apply(logits, targets, rows)
             total = total + _DECAY**step * loss / max(int(chosen.sum()), 1)
     return total
-
-
-@torch.no_grad()
-def agreement(network: EagleNetwork, teacher: Teacher, batch: Batch, steps: int) -> Agreement:
-    """Judge every chain of a batch. A token outside the draft vocabulary is a disagreement."""
-    places = batch.valid
-    wanted = torch.full(places.shape, -1, dtype=torch.long)
-    wanted[places] = teacher.distributions(batch.last_hidden[places], 0.0).float().argmax(-1)
-    wanted[~batch.foretellable] = -1
-    with torch.autocast("cpu", torch.bfloat16):
-        hidden = network(batch.unrolled, steps)
-    answers = hidden[0].shape[1]
-    running = torch.ones_like(places[:, :answers])
-    seen, alone, run, ranked = [], [], [], []
-    for step, output in enumerate(hidden):
-        judged = places[:, step : step + answers]
-        agreed = torch.zeros_like(judged)
-        logits = F.linear(output[judged].float(), network.lm_head.weight)
-        hits = logits.topk(_RANKS, -1).indices == wanted[:, step : step + answers][judged][:, None]
-        ranked.append(tuple(hits[running[judged]].sum(0).tolist()))
-        agreed[judged] = hits[:, 0]
-        running = running & agreed
-        seen.append(int(judged.sum()))
-        alone.append(int(agreed.sum()))
-        run.append(int(running.sum()))
-    return Agreement(tuple(seen), tuple(alone), tuple(run), tuple(ranked))
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,8 +15,9 @@ import torch
 from rich.progress import Progress
 from torch import nn
 
+from training.agreement import Agreement, agreement
 from training.data import Batches, Example
-from training.loss import Agreement, Teacher, agreement, chain_loss
+from training.loss import Teacher, chain_loss
 from training.network import EagleNetwork
 
 __all__ = ["Recipe", "judge", "train"]
@@ -27,6 +30,8 @@ class Recipe:
     epochs: int = 4
     steps: int = 3
     """Drafts in a chain (training-time test)."""
+    judged_steps: int = 4
+    """Drafts in a chain when it is judged."""
     answer_tokens: int = 1024
     """About so many chains in a batch."""
     learning_rate: float = 1.2e-3
@@ -93,7 +98,7 @@ def train(
                 )
                 recent = []
             if (number + 1) % recipe.judge_every == 0 or number + 1 == total:
-                found = judge(network, teacher, held_out, judges, recipe.steps)
+                found = judge(network, teacher, held_out, judges, recipe.judged_steps)
                 _log(log, number + 1, total, **{t: _rounded(a) for t, a in found.items()})
             if (number + 1) % recipe.save_every == 0 or number + 1 == total:
                 _save(folder, network, optimiser, number + 1, recipe)
@@ -107,14 +112,14 @@ def judge(
     steps: int,
 ) -> dict[str, Agreement]:
     """Agreement on held-out examples by task. They are the first ones of `judges`, in order."""
-    found = {}
-    at = 0
+    found, at = {}, 0
     for task, examples in held_out.items():
-        total = Agreement((), (), ())
-        for first in range(at, at + len(examples), 4):
-            chosen = range(first, min(first + 4, at + len(examples)))
-            total = total + agreement(network, teacher, judges.batch(list(chosen)), steps)
-        found[task] = total
+        chunks = [range(i, min(i + 4, len(examples))) for i in range(0, len(examples), 4)]
+        parts = [
+            agreement(network, teacher, judges.batch([at + i for i in chunk]), steps)
+            for chunk in chunks
+        ]
+        found[task] = functools.reduce(operator.add, parts)
         at += len(examples)
     return found
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from draftgate.engine import Target, load_target
 from draftgate.engine.weights import CheckpointReader
 from tests.support.tiny_models import TINY, write_checkpoint
+from training.agreement import Agreement, _verify
 from training.data import Batches, Example
 from training.generations import Generation
 from training.initial import initialise
@@ -60,6 +61,7 @@ class Course:
         embedding = reader.stored("model.embed_tokens.weight")
         kept = {"answer_tokens": RECIPE.answer_tokens, "steps": RECIPE.steps, "seed": 0}
         self.batches = Batches(examples[:9], embedding, vocabulary, **kept)
+        kept["steps"] = RECIPE.judged_steps
         self.judges = Batches(examples[9:], embedding, vocabulary, **kept)
         self.held_out = {"chat": examples[9:]}
 
@@ -83,7 +85,7 @@ def test_the_loss_falls_and_the_log_tells(folder: Path, target: Target, tmp_path
     assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
     judged = [entry["chat"] for entry in log if "chat" in entry]
     assert judged
-    assert all(len(entry["rates"]) == RECIPE.steps for entry in judged)  # type: ignore[index]
+    assert all(len(entry["rates"]) == RECIPE.judged_steps for entry in judged)  # type: ignore[index]
 
 
 def test_a_stop_changes_nothing(
@@ -140,3 +142,15 @@ def test_the_best_tree_by_hand() -> None:
     # Paths: .6; .3; .6 x .5 = .3; .6 x .4 = .24; .3 x .5 = .15. The best three: .6, .3, .3.
     assert best_tree([[0.6, 0.3], [0.5, 0.4]], 3, depth=2) == pytest.approx(2.2)
     assert best_chain([[0.6, 0.3], [0.5, 0.4]], 3) == pytest.approx(1 + 0.6 + 0.3 + 0.15)
+
+
+def test_verification_is_walked_as_the_engine_walks_it() -> None:
+    """Steps begin where the one before ended, and ranks are counted up to the first wrong token."""
+    found = Agreement((4, 3), (3, 1), 2, ((2, 1, 0, 0), (1, 0, 0, 0)))
+    assert found.acceptance_length == 1 + 3 / 2
+    assert found.rank_shares == [[1.0, 0.5, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]]
+    assert (found + found).acceptance_length == found.acceptance_length
+    ranked = [[0, 0] for _ in range(3)]
+    chains = [[[True, False]] * 3, [[True, False], [False, True], [True, False]]]
+    assert [_verify(chain, ranked) for chain in chains] == [3, 1]
+    assert ranked == [[2, 0], [1, 1], [1, 0]]
