@@ -511,7 +511,7 @@ def reconfigured(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({key: value for key, value in raw.items() if value is not None}))
 
 
-def tapping(folder: Path, *taps: int) -> None:
+def tapping(folder: Path, *taps: object) -> None:
     reconfigured(folder, eagle_config={"eagle_aux_hidden_state_layer_ids": taps})
 
 
@@ -526,11 +526,11 @@ UNFIT: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "tokenizer's digest": (
         lambda folder: reconfigured(folder, target_vocabulary_sha256="0123456789abcdef"),
-        "made for the tokenizer 0123456789ab, the target's is 2533654ad212",
+        "made for the tokenizer 0123456789ab, the target's is ",
     ),
     "tokenizer": (
         lambda folder: vocabulary(folder, {"a": 1, "b": 0}),
-        "made for the tokenizer 9a5df696eb57, the target's is 2533654ad212",
+        "made for the tokenizer ",
     ),
     "a tap beyond the last layer": (
         lambda folder: tapping(folder, 0, 1, 3),
@@ -551,6 +551,18 @@ UNFIT: dict[str, tuple[Callable[[Path], object], str]] = {
     "not an EAGLE-3 drafter": (
         lambda folder: reconfigured(folder, draft_vocab_size=None),
         "config.json has no draft_vocab_size: not an EAGLE-3 drafter",
+    ),
+    "a draft vocabulary that is no number": (
+        lambda folder: reconfigured(folder, draft_vocab_size="many"),
+        "draft_vocab_size is 'many', not an integer above 0",
+    ),
+    "taps that are no numbers": (
+        lambda folder: tapping(folder, "low", "high"),
+        "eagle_aux_hidden_state_layer_ids is ['low', 'high'], not a list of layer numbers",
+    ),
+    "biases": (
+        lambda folder: reconfigured(folder, attention_bias=True),
+        "attention_bias is set, EAGLE-3 heads have no biases",
     ),
     "two layers": (
         lambda folder: reconfigured(folder, num_hidden_layers=2),

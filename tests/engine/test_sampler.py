@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from draftgate.engine.drafters.selection import pick
 from draftgate.engine.sampler import RowSampler, draw, filter_probabilities
 from draftgate.sampling import GREEDY_TEMPERATURE, SamplingParams, Verification
 
@@ -258,6 +259,18 @@ def test_a_seed_never_picks_a_token_that_was_filtered_out() -> None:
     kept[:, 7] = 0.999
     kept[:, 9] = 0.001
     assert set(sampler(64, seed=3).coupled(kept, 0)) <= {7, 9}
+
+
+@pytest.mark.parametrize("settings", [{}, {"seed": 1, "verification": Verification.REJECTION}])
+def test_drafts_of_a_large_vocabulary_are_as_unlikely(settings: dict[str, object]) -> None:
+    """As below, for what a drafter draws."""
+    vocab, draws, rows = 49152, 2000, 20
+    logits = torch.full((rows, vocab), math.log(1e-10))
+    logits[:, 0] = 0.0
+    samplers = [sampler(vocab, **settings) for _ in range(rows)]
+    generator = torch.Generator().manual_seed(0)
+    drawn = [pick(logits, samplers, range(rows), None, generator).ids for _ in range(draws // rows)]
+    assert {token for ids in drawn for token in ids} == {0}
 
 
 @pytest.mark.parametrize("seed", [None, 12345])

@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.jsonfile import read_object
 
 __all__ = ["vocabulary_digest"]
@@ -23,9 +24,14 @@ def vocabulary_digest(folder: Path) -> str | None:
         found = read_object(folder / "config.json").get("target_vocabulary_sha256")
         return None if found is None else str(found)
     raw = read_object(path)
-    model = raw.get("model") or {}
-    vocabulary = dict(model.get("vocab") or {}) if isinstance(model.get("vocab"), dict) else {}
-    added = {str(t.get("content")): t.get("id") for t in raw.get("added_tokens") or []}
+    model = raw.get("model")
+    if not isinstance(model, dict):
+        raise DraftgateError(ErrorCode.FAILED_PRECONDITION, f"{path} describes no model")
+    added = [(t.get("id"), t.get("content")) for t in raw.get("added_tokens") or []]
+    # Pieces of a Unigram model are a list, the place of each its id.
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        vocabulary = sorted((number, token) for token, number in vocabulary.items())
     merges = [" ".join(m) if isinstance(m, list) else m for m in model.get("merges") or []]
-    content = [sorted({**vocabulary, **added}.items(), key=lambda item: (item[1], item[0])), merges]
+    content = [vocabulary, sorted(added, key=str), merges]
     return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()

@@ -20,8 +20,9 @@ __all__ = ["RowSampler", "draw", "filter_probabilities", "most_likely"]
 _CANDIDATES = 1024
 """How many likely tokens top_p looks at before it sorts the whole vocabulary."""
 
-_REMEMBERED = 16
-"""How many positions' noise a row keeps: 0.4 MB each for a vocabulary of 49,152."""
+_REMEMBERED = 65
+"""How many positions' noise a row keeps, those of the longest draft and one more: 0.4 MB each for a
+vocabulary of 49,152."""
 
 
 class RowSampler:

@@ -58,15 +58,18 @@ class EagleConfig:
         raw = read_object(folder / "config.json")
         if "draft_vocab_size" not in raw:
             raise unfit(f"{folder}: config.json has no draft_vocab_size: not an EAGLE-3 drafter")
+        size = raw["draft_vocab_size"]
+        if type(size) is not int or size < 1:
+            raise unfit(f"{folder}: draft_vocab_size is {size!r}, not an integer above 0")
         shape = model_shape({**raw, "architectures": ["LlamaForCausalLM"], "model_type": "llama"})
         if shape.layers != 1:
             raise unfit(f"{folder}: num_hidden_layers is {shape.layers}, EAGLE-3 has 1")
-        eagle: Mapping[str, Any] = raw.get("eagle_config") or {}
-        taps = eagle.get("eagle_aux_hidden_state_layer_ids") or default_taps(target_layers)
+        if shape.qkv_bias or shape.output_bias:
+            raise unfit(f"{folder}: attention_bias is set, EAGLE-3 heads have no biases")
         return cls(
             shape=replace(shape, tied_embeddings=False),
-            draft_vocab_size=int(raw["draft_vocab_size"]),
-            taps=tuple(sorted(int(layer) for layer in taps)),
+            draft_vocab_size=size,
+            taps=_taps(folder, raw, target_layers),
             norm_before_residual=bool(raw.get("norm_before_residual", False)),
         )
 
@@ -198,6 +201,18 @@ class EagleHead:
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight, self.config.shape.norm_eps)
+
+
+def _taps(folder: Path, raw: Mapping[str, Any], target_layers: int) -> tuple[int, ...]:
+    """What the folder names, as vLLM reads it: the layers whose inputs are fused."""
+    name = "eagle_aux_hidden_state_layer_ids"
+    eagle = raw.get("eagle_config") or {}
+    named = eagle.get(name) if isinstance(eagle, dict) else None
+    if named is None:
+        return tuple(sorted(default_taps(target_layers)))
+    if not isinstance(named, list) or not named or any(type(layer) is not int for layer in named):
+        raise unfit(f"{folder}: {name} is {named!r}, not a list of layer numbers")
+    return tuple(sorted(named))
 
 
 def _check_fit(folder: Path, config: EagleConfig, target: Target) -> None:

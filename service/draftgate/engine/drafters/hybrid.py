@@ -31,7 +31,8 @@ _PRIOR_STEPS = 2.0
 """How many steps of its own a row needs to outweigh that."""
 
 _KEPT = 0.85
-"""What is kept of the past at each step of a source: half of it after four."""
+"""What is kept of the past at each verify step: half of it after four. A source that has fallen
+behind is so tried again in the end."""
 
 
 class HybridDrafter(Drafter):
@@ -53,7 +54,7 @@ class HybridDrafter(Drafter):
         left = []
         for query in queries:
             size, draft = self._ngram.look_up(query)
-            if size and self._worth(query.row_id, size) >= self._worth(query.row_id, _MODEL):
+            if size and self._worth(query, size) >= self._worth(query, _MODEL):
                 self._chosen[query.row_id] = size
                 drafts[query.row_id] = draft
             else:
@@ -67,6 +68,8 @@ class HybridDrafter(Drafter):
         for row in rows:
             if row.draft.token_ids:
                 worths = self._worths.setdefault(row.row_id, {})
+                for worth in worths.values():
+                    worth.fade()
                 worths.setdefault(self._chosen[row.row_id], _Worth()).add(row.accepted)
         self._ngram.observe(rows, None)
         self._model.observe(rows, features)
@@ -80,23 +83,28 @@ class HybridDrafter(Drafter):
     def synced_upto(self, row_id: int) -> int:
         return min(self._ngram.synced_upto(row_id), self._model.synced_upto(row_id))
 
-    def _worth(self, row_id: int, source: int) -> float:
-        """Accepted tokens a step to expect."""
-        expected = _EXPECTED.get(source, _EXPECTED_LONG)
-        worth = self._worths.get(row_id, {}).get(source)
-        return expected if worth is None else worth.mean(expected)
+    def _worth(self, query: DraftQuery, source: int) -> float:
+        """Accepted tokens a step to expect, of as many as are asked for."""
+        expected = min(_EXPECTED.get(source, _EXPECTED_LONG), query.count)
+        worth = self._worths.get(query.row_id, {}).get(source)
+        return expected if worth is None else min(worth.mean(expected), query.count)
 
 
 class _Worth:
-    """Accepted tokens a step, with forgetting."""
+    """Accepted tokens a step of one source, with forgetting."""
 
     def __init__(self) -> None:
         self._steps = 0.0
         self._accepted = 0.0
 
+    def fade(self) -> None:
+        """A step has passed, with this source or another."""
+        self._steps *= _KEPT
+        self._accepted *= _KEPT
+
     def add(self, accepted: int) -> None:
-        self._steps = self._steps * _KEPT + 1
-        self._accepted = self._accepted * _KEPT + accepted
+        self._steps += 1
+        self._accepted += accepted
 
     def mean(self, expected: float) -> float:
         """The mean, leaning to what was expected while there is little to go by."""

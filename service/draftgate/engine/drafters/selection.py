@@ -47,21 +47,20 @@ def pick(
         params = samplers[rows[0]].params
         chosen = (logits[rows].float() / setting[0]).softmax(-1)
         probabilities[rows] = filter_probabilities(chosen, params)
-    noise = torch.ones_like(probabilities)
     drawn = [index for index in sampled if not samplers[index].params.coupled]
+    coupled = [index for index in sampled if samplers[index].params.coupled]
+    # In fp64: fp32 noise is 0 once in 10^7 draws, and then a token of no likelihood would win.
+    noise = torch.ones(probabilities.shape, dtype=torch.float64, device=logits.device)
     free = [index for index in drawn if samplers[index].params.seed is None]
     if free:
         noise[free] = noise.new_empty((len(free), noise.shape[1])).exponential_(generator=generator)
     for index in drawn:
         if samplers[index].params.seed is not None:
             noise[index].exponential_(generator=samplers[index].generator)
-    # In fp32 the noise is 0 once in 10^7 draws.
-    race = probabilities / noise.clamp_min_(1e-30)
-    for index in sampled:
-        if samplers[index].params.coupled:
-            keyed = samplers[index].noise(positions[index])
-            keyed = keyed if vocabulary is None else keyed[vocabulary]
-            race[index] = (probabilities[index].double() / keyed).float()
+    if coupled:
+        keyed = torch.stack([samplers[index].noise(positions[index]) for index in coupled])
+        noise[coupled] = keyed if vocabulary is None else keyed[:, vocabulary]
+    race = probabilities / noise.clamp_min_(1e-300)
     return Picked(most_likely(race), probabilities if drawn else None)
 
 
