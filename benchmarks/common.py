@@ -109,7 +109,9 @@ class Goal:
 
     def __str__(self) -> str:
         bound = f"at most {self.high:g}"
-        if self.low > float("-inf"):
+        if self.high == float("inf"):
+            bound = f"at least {self.low:g}"
+        elif self.low > float("-inf"):
             bound = f"{self.low:g} to {self.high:g}"
         return (
             f"{'met   ' if self.met else 'MISSED'} {self.name}: {self.measured:.3f}, goal {bound}"
