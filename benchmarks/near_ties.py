@@ -12,29 +12,21 @@ between the logits of the two tokens.
 
 from __future__ import annotations
 
-import argparse
-import json
 import queue
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from common import Goal, Machine, print_goals, write_json
+from common import Goal, Machine, benchmark_parser, conclude
 from draftgate.contract import FinishReason
 from draftgate.engine import Engine, EngineConfig, Output, Request, Target, load_target
 from draftgate.sampling import SamplingParams
-from draftgate.text import Message, Tokenizer
+from held_out import add_folders, held_out_prompts
 
 __all__ = ["Bounds", "Comparison", "Plan", "Report", "goals", "main", "measure"]
-
-_ROOT = Path(__file__).parent.parent
-_MODEL_DIR = _ROOT / "models" / "smollm2-135m-instruct-fp8"
-_DRAFTER_DIR = _ROOT / "drafters" / "smollm2-135m-instruct-eagle3"
-_PROMPTS = Path(__file__).parent / "data" / "held_out.json"
 
 
 @dataclass(frozen=True)
@@ -89,29 +81,20 @@ def main(
     argv: Sequence[str] | None = None, bounds: Bounds | None = None, plan: Plan | None = None
 ) -> int:
     """Run the benchmark. Returns 1 if `--check` was given and a goal was missed."""
-    parser = argparse.ArgumentParser(
-        description="Measure how often bf16 arithmetic changes a greedy text, and at what gaps."
+    parser = benchmark_parser(
+        "Measure how often bf16 arithmetic changes a greedy text, and at what gaps.",
+        quick="less of everything",
     )
-    parser.add_argument("--quick", action="store_true", help="less of everything, within a minute")
-    parser.add_argument("--check", action="store_true", help="exit 1 when a goal is missed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything there")
-    parser.add_argument("--model-dir", type=Path, default=_MODEL_DIR, help="checkpoint folder")
-    parser.add_argument("--drafter-dir", type=Path, default=_DRAFTER_DIR, help="drafter's folder")
+    add_folders(parser)
     options = parser.parse_args(argv)
     plan = plan or (QUICK if options.quick else Plan())
-    tokenizer = Tokenizer.load(options.model_dir)
-    prompts = json.loads(_PROMPTS.read_text(encoding="utf-8"))[: plan.prompts]
-    ids = [tokenizer.encode_chat([Message("user", prompt["text"])]) for prompt in prompts]
+    prompts = [ids for _, ids in held_out_prompts(options.model_dir)[: plan.prompts]]
     config = EngineConfig(drafter="hybrid", drafter_dir=str(options.drafter_dir))
     target = load_target(options.model_dir, torch.bfloat16)
     exact = load_target(options.model_dir, torch.float32)
-    report = measure(target, exact, config, ids, plan)
+    report = measure(target, exact, config, prompts, plan)
     reached = goals(report, bounds or Bounds())
-    if options.json is not None:
-        write_json(options.json, report, reached)
-    _print(report)
-    met = print_goals(reached)
-    return 1 if options.check and not met else 0
+    return conclude(options, report, reached, lambda: _print(report))
 
 
 def measure(

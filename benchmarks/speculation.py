@@ -9,18 +9,15 @@ cost of a draft step, and batch by draft length with step time, tokens/s and acc
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
-from common import Goal, Machine, print_goals, write_json
+from common import Goal, Machine, benchmark_parser, conclude
 from draftgate.engine import Engine, EngineConfig, Target, load_target
-from draftgate.text import Message, Tokenizer
+from held_out import add_folders, held_out_prompts
 from speculation_cost import DraftCost, measure_draft_cost
 from speculation_runs import (
     Acceptance,
@@ -33,11 +30,6 @@ from speculation_runs import (
 from speculation_table import print_table
 
 __all__ = ["TASKS", "Bounds", "Plan", "Report", "goals", "main", "measure"]
-
-_ROOT = Path(__file__).parent.parent
-_MODEL_DIR = _ROOT / "models" / "smollm2-135m-instruct-fp8"
-_DRAFTER_DIR = _ROOT / "drafters" / "smollm2-135m-instruct-eagle3"
-_PROMPTS = Path(__file__).parent / "data" / "held_out.json"
 
 TASKS = ("chat", "code", "rewrite")
 
@@ -118,26 +110,22 @@ def main(
     argv: Sequence[str] | None = None, bounds: Bounds | None = None, plan: Plan | None = None
 ) -> int:
     """Run the benchmark. Returns 1 if `--check` was given and a goal was missed."""
-    parser = argparse.ArgumentParser(
-        description="Measure what speculation does to speed on prompts never trained on."
+    parser = benchmark_parser(
+        "Measure what speculation does to speed on prompts never trained on.",
+        quick="less of everything",
     )
-    parser.add_argument("--quick", action="store_true", help="less of everything, within a minute")
-    parser.add_argument("--check", action="store_true", help="exit 1 when a goal is missed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything there")
-    parser.add_argument("--model-dir", type=Path, default=_MODEL_DIR, help="checkpoint folder")
-    parser.add_argument("--drafter-dir", type=Path, default=_DRAFTER_DIR, help="drafter's folder")
+    add_folders(parser)
     parser.add_argument("--drafter", default="hybrid", help="its kind (default: hybrid)")
     options = parser.parse_args(argv)
     target = load_target(options.model_dir, torch.bfloat16)
     config = EngineConfig(drafter=options.drafter, drafter_dir=str(options.drafter_dir))
     plan = plan or (QUICK if options.quick else Plan())
-    report = measure(target, config, _held_out(options.model_dir), plan)
+    prompts: dict[str, list[list[int]]] = {task: [] for task in TASKS}
+    for task, ids in held_out_prompts(options.model_dir):
+        prompts[task].append(ids)
+    report = measure(target, config, prompts, plan)
     reached = goals(report, bounds or Bounds())
-    if options.json is not None:
-        write_json(options.json, report, reached)
-    _print(report)
-    met = print_goals(reached)
-    return 1 if options.check and not met else 0
+    return conclude(options, report, reached, lambda: _print(report))
 
 
 def measure(
@@ -207,16 +195,6 @@ def goals(report: Report, bounds: Bounds) -> list[Goal]:
         share, least = report.cost.share, float("-inf")
         found.append(Goal("draft step / target pass", share, least, bounds.draft_step))
     return found
-
-
-def _held_out(model_dir: Path) -> dict[str, list[list[int]]]:
-    """The prompts never trained on, as token ids by task."""
-    tokenizer = Tokenizer.load(model_dir)
-    prompts: dict[str, list[list[int]]] = {task: [] for task in TASKS}
-    for prompt in json.loads(_PROMPTS.read_text(encoding="utf-8")):
-        ids = tokenizer.encode_chat([Message("user", prompt["text"])])
-        prompts[prompt["task"]].append(ids)
-    return prompts
 
 
 def _started(target: Target, config: EngineConfig, stack: ExitStack) -> Engine:
