@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -22,10 +23,10 @@ __all__ = [
     "Spread",
     "bandwidth_of",
     "bandwidth_readers",
+    "benchmark_parser",
+    "conclude",
     "interleave",
     "memory_use",
-    "print_goals",
-    "write_json",
 ]
 
 
@@ -109,7 +110,9 @@ class Goal:
 
     def __str__(self) -> str:
         bound = f"at most {self.high:g}"
-        if self.low > float("-inf"):
+        if self.high == float("inf"):
+            bound = f"at least {self.low:g}"
+        elif self.low > float("-inf"):
             bound = f"{self.low:g} to {self.high:g}"
         return (
             f"{'met   ' if self.met else 'MISSED'} {self.name}: {self.measured:.3f}, goal {bound}"
@@ -173,14 +176,31 @@ def memory_use() -> MemoryUse:
     return MemoryUse(anonymous_bytes=sizes["RssAnon"], file_bytes=sizes["RssFile"])
 
 
-def print_goals(goals: Sequence[Goal]) -> bool:
-    """Print every goal, the missed ones last. Returns whether all are met."""
+def benchmark_parser(description: str, *, quick: str) -> argparse.ArgumentParser:
+    """With the options of every benchmark. quick: what `--quick` makes less of."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything there")
+    parser.add_argument("--quick", action="store_true", help=f"{quick}, within a minute")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a goal is missed")
+    return parser
+
+
+def conclude(
+    options: argparse.Namespace, report: object, goals: Sequence[Goal], show: Callable[[], None]
+) -> int:
+    """Write, print with `show`, and judge a report (a dataclass), as the options say.
+
+    Prints every goal, the missed ones last. Returns the exit status.
+    """
+    if options.json is not None:
+        _write_json(options.json, report, goals)
+    show()
     for goal in sorted(goals, key=lambda goal: not goal.met):
         print(goal)
-    return all(goal.met for goal in goals)
+    return 1 if options.check and not all(goal.met for goal in goals) else 0
 
 
-def write_json(path: Path, report: object, goals: Sequence[Goal]) -> None:
+def _write_json(path: Path, report: object, goals: Sequence[Goal]) -> None:
     """Write a report (a dataclass) with its goals."""
     assert hasattr(report, "__dataclass_fields__")
     content = asdict(report)  # type: ignore[call-overload]

@@ -8,7 +8,6 @@ tokens in the pass, and what weights, KV cache and 2,000 short requests do to re
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -27,9 +26,9 @@ from common import (
     Spread,
     bandwidth_of,
     bandwidth_readers,
+    benchmark_parser,
+    conclude,
     interleave,
-    print_goals,
-    write_json,
 )
 from draftgate.checkpoint import ConsoleProgress, ensure_checkpoint, packaged_source
 from draftgate.engine import EngineConfig, Request, Target
@@ -124,22 +123,15 @@ def main(
     argv: Sequence[str] | None = None, bounds: Bounds | None = None, plan: Plan | None = None
 ) -> int:
     """Run the benchmark. Returns 1 if `--check` was given and a goal was missed."""
-    parser = argparse.ArgumentParser(
-        description="Measure one step of the embedded engine and what it holds in memory."
+    parser = benchmark_parser(
+        "Measure one step of the embedded engine and what it holds in memory.", quick="fewer rounds"
     )
     parser.add_argument("--model-dir", type=Path, help="checkpoint folder (default: the packaged)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything there")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, within a minute")
-    parser.add_argument("--check", action="store_true", help="exit 1 when a goal is missed")
     options = parser.parse_args(argv)
     plan = plan or (QUICK if options.quick else Plan())
     report = measure(options.model_dir or _packaged(), plan)
     reached = goals(report, bounds or Bounds())
-    if options.json is not None:
-        write_json(options.json, report, reached)
-    _print(report)
-    met = print_goals(reached)
-    return 1 if options.check and not met else 0
+    return conclude(options, report, reached, lambda: _print(report))
 
 
 def measure(model_dir: Path, plan: Plan) -> Report:

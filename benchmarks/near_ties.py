@@ -12,31 +12,21 @@ between the logits of the two tokens.
 
 from __future__ import annotations
 
-import argparse
-import json
-import threading
+import queue
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from common import Goal, Machine, print_goals, write_json
+from common import Goal, Machine, benchmark_parser, conclude
 from draftgate.contract import FinishReason
 from draftgate.engine import Engine, EngineConfig, Output, Request, Target, load_target
 from draftgate.sampling import SamplingParams
-from draftgate.text import Message, Tokenizer
+from held_out import add_folders, held_out_prompts
 
-__all__ = ["Comparison", "Plan", "Report", "goals", "main", "measure"]
-
-_ROOT = Path(__file__).parent.parent
-_MODEL_DIR = _ROOT / "models" / "smollm2-135m-instruct-fp8"
-_DRAFTER_DIR = _ROOT / "drafters" / "smollm2-135m-instruct-eagle3"
-_PROMPTS = Path(__file__).parent / "data" / "held_out.json"
-
-_NEAR = 0.5
-"""A gap, in logits, that bf16's 8 bits of a logit near 16 cannot be told apart from none."""
+__all__ = ["Bounds", "Comparison", "Plan", "Report", "goals", "main", "measure"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +42,14 @@ QUICK = Plan(prompts=10, tokens=48)
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """What `--check` asks for."""
+
+    gap: float = 0.5
+    """Widest gap, in logits: bf16's 8 bits of a logit near 16 cannot tell it from none."""
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Two ways to generate the same answers."""
 
@@ -64,6 +62,10 @@ class Comparison:
     gaps: tuple[float, ...]
     """At each parting, in logits, rising."""
 
+    @property
+    def widest(self) -> float:
+        return self.gaps[-1] if self.gaps else 0.0
+
 
 @dataclass(frozen=True)
 class Report:
@@ -72,7 +74,27 @@ class Report:
     machine: Machine
     model: str
     plan: Plan
-    comparisons: list[Comparison]
+    comparisons: tuple[Comparison, ...]
+
+
+def main(
+    argv: Sequence[str] | None = None, bounds: Bounds | None = None, plan: Plan | None = None
+) -> int:
+    """Run the benchmark. Returns 1 if `--check` was given and a goal was missed."""
+    parser = benchmark_parser(
+        "Measure how often bf16 arithmetic changes a greedy text, and at what gaps.",
+        quick="less of everything",
+    )
+    add_folders(parser)
+    options = parser.parse_args(argv)
+    plan = plan or (QUICK if options.quick else Plan())
+    prompts = [ids for _, ids in held_out_prompts(options.model_dir)[: plan.prompts]]
+    config = EngineConfig(drafter="hybrid", drafter_dir=str(options.drafter_dir))
+    target = load_target(options.model_dir, torch.bfloat16)
+    exact = load_target(options.model_dir, torch.float32)
+    report = measure(target, exact, config, prompts, plan)
+    reached = goals(report, bounds or Bounds())
+    return conclude(options, report, reached, lambda: _print(report))
 
 
 def measure(
@@ -82,51 +104,49 @@ def measure(
     prompts: Sequence[Sequence[int]],
     plan: Plan,
 ) -> Report:
-    """exact: the same model in fp32."""
-    plain = replace(config, draft_len=0)
-    alone = [_generate(target, plain, [ids], plan.tokens)[0] for ids in prompts]
-    drafting = replace(config, draft_len=plan.draft_len)
-    drafted = [_generate(target, drafting, [ids], plan.tokens)[0] for ids in prompts]
-    together = _generate(target, plain, prompts, plan.tokens)
+    """Answer the prompts, token ids, in every way. exact: the same model in fp32."""
+    plain = Engine(target, replace(config, draft_len=0, max_batch_rows=len(prompts)))
+    drafting = Engine(target, replace(config, draft_len=plan.draft_len, max_batch_rows=1))
+    with closing(plain), closing(drafting):
+        plain.start()
+        drafting.start()
+        alone = [_generate(plain, [ids], plan.tokens)[0] for ids in prompts]
+        drafted = [_generate(drafting, [ids], plan.tokens)[0] for ids in prompts]
+        together = _generate(plain, prompts, plan.tokens)
     return Report(
-        Machine.this(),
-        target.config.name,
-        plan,
-        [
+        machine=Machine.this(),
+        model=target.config.name,
+        plan=plan,
+        comparisons=(
             _compare(f"drafts of {plan.draft_len}", prompts, alone, drafted, exact),
             _compare("one batch of all", prompts, alone, together, exact),
-        ],
+        ),
     )
 
 
-def goals(report: Report) -> list[Goal]:
+def goals(report: Report, bounds: Bounds) -> list[Goal]:
     """Every text parts at a near tie."""
-    return [
-        Goal(f"widest gap, {c.name}", c.gaps[-1] if c.gaps else 0.0, float("-inf"), _NEAR)
-        for c in report.comparisons
-    ]
+    least = float("-inf")
+    return [Goal(f"widest gap, {c.name}", c.widest, least, bounds.gap) for c in report.comparisons]
 
 
-def _generate(
-    target: Target, config: EngineConfig, prompts: Sequence[Sequence[int]], count: int
-) -> list[list[int]]:
-    """Greedy answers to all prompts at once."""
-    engine = Engine(target, replace(config, max_batch_rows=max(len(prompts), 1)))
+def _generate(engine: Engine, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """Greedy answers to all prompts at once. Raises DraftgateError when the engine fails."""
     answers: list[list[int]] = [[] for _ in prompts]
-    ended = [threading.Event() for _ in prompts]
+    ends: queue.SimpleQueue[Output] = queue.SimpleQueue()
     params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
     for number, ids in enumerate(prompts):
 
-        def take(output: Output, number: int = number) -> None:
-            answers[number].extend(output.token_ids)
+        def take(output: Output, answer: list[int] = answers[number]) -> None:
+            answer.extend(output.token_ids)
             if output.finish_reason is not FinishReason.NONE:
-                ended[number].set()
+                ends.put(output)
 
         engine.submit(Request(str(number), tuple(ids), params), take)
-    engine.start()
-    for event in ended:
-        event.wait()
-    engine.close()
+    for _ in prompts:
+        error = ends.get().error
+        if error is not None:
+            raise error
     return answers
 
 
@@ -154,37 +174,11 @@ def _print(report: Report) -> None:
     print(f"{'':>18}{'changed':>9}{'a token':>10}{'median gap':>12}{'p90':>8}{'widest':>8}")
     for found in report.comparisons:
         low, high = np.percentile(found.gaps, (50, 90)) if found.gaps else (0.0, 0.0)
-        widest = found.gaps[-1] if found.gaps else 0.0
         print(
             f"{found.name:>18}{found.changed:>4} / {found.answers:<3}"
-            f"{found.changed / found.tokens:>9.2%}{low:>12.3f}{high:>8.3f}{widest:>8.3f}"
+            f"{found.changed / found.tokens:>9.2%}{low:>12.3f}{high:>8.3f}{found.widest:>8.3f}"
         )
     print()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 if `--check` was asked for and a goal is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="less of everything, within a minute")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
-    parser.add_argument("--model-dir", type=Path, default=_MODEL_DIR)
-    parser.add_argument("--drafter-dir", type=Path, default=_DRAFTER_DIR)
-    options = parser.parse_args(arguments)
-    plan = QUICK if options.quick else Plan()
-    tokenizer = Tokenizer.load(options.model_dir)
-    prompts = json.loads(_PROMPTS.read_text(encoding="utf-8"))[: plan.prompts]
-    ids = [tokenizer.encode_chat([Message("user", prompt["text"])]) for prompt in prompts]
-    config = EngineConfig(drafter="hybrid", drafter_dir=str(options.drafter_dir))
-    target = load_target(options.model_dir, torch.bfloat16)
-    exact = load_target(options.model_dir, torch.float32)
-    report = measure(target, exact, config, ids, plan)
-    _print(report)
-    found = goals(report)
-    if options.json is not None:
-        write_json(options.json, report, found)
-    met = print_goals(found)
-    return 1 if options.check and not met else 0
 
 
 if __name__ == "__main__":
