@@ -81,6 +81,7 @@ def generate(
             threads=max(len(os.sched_getaffinity(0)) // workers, 1),
         ),
     )
+    del DRAFTERS["record"]
     ended: queue.SimpleQueue[tuple[Generation, torch.Tensor]] = queue.SimpleQueue()
     running = _Running(engine, tokenizer, prompts, max_tokens, seed, recorder, ended)
     engine.start()
@@ -102,9 +103,9 @@ def generate(
             if len(shard) == _SHARD:
                 _write(out, shard, worker)
                 shard = []
-    engine.close()
     if shard:
         _write(out, shard, worker)
+    engine.close()  # What it still works on is lost, and made when this is run again.
 
 
 def read_generations(folder: Path) -> list[Generation]:
@@ -145,7 +146,7 @@ class _Running:
 
         def take(output: Output) -> None:
             tokens.extend(output.token_ids)
-            if output.finish_reason is not FinishReason.NONE:
+            if output.finish_reason not in (FinishReason.NONE, FinishReason.CANCELLED):
                 if output.error is not None:
                     raise output.error
                 made = np.array(tokens, dtype=np.uint16)

@@ -1,0 +1,71 @@
+"""Answers are kept with their features, through stops and in shares of several processes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftgate.engine import Target, load_target
+from tests.support.tiny_models import TINY, write_checkpoint
+from training.features import read_features
+from training.generations import generate, read_part
+from training.prompts import Prompt, make_prompts
+
+TAPS = (0, 1, 2)
+MAX_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that speaks with the packaged one's tokenizer."""
+    config = TINY | {"vocab_size": 49152, "eos_token_id": 2}
+    folder = write_checkpoint(tmp_path_factory.mktemp("model"), config)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(checkpoint_dir / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Target:
+    return load_target(folder, torch.bfloat16)
+
+
+def run(folder: Path, prompts: list[Prompt], out: Path, stop: int, worker: int, of: int) -> None:
+    threads = torch.get_num_threads()
+    generate(
+        folder,
+        prompts,
+        out,
+        max_tokens=MAX_TOKENS,
+        stop_after_tokens=stop,
+        seed=1,
+        taps=TAPS,
+        worker=worker,
+        workers=of,
+    )
+    torch.set_num_threads(threads)
+
+
+def test_a_stop_loses_no_answer_that_was_done(folder: Path, target: Target, tmp_path: Path) -> None:
+    prompts = make_prompts(400, held_out=True)[:150]
+    # More prompts than the engine has rows for: some wait when the first run has enough.
+    run(folder, prompts, tmp_path, 5 * MAX_TOKENS, 0, 2)
+    first = [g for part in tmp_path.glob("part-*.npz") for g in read_part(part)]
+    assert 5 <= len(first) < 75
+    for worker in (0, 1):
+        run(folder, prompts, tmp_path, 1 << 40, worker, 2)
+
+    parts = sorted(tmp_path.glob("part-*.npz"))
+    found = [g for part in parts for g in read_part(part)]
+    assert sorted(g.index for g in found) == list(range(150))
+    for part in parts:
+        features, at = read_features(part), 0
+        for made in read_part(part):
+            upto = at + len(made.tokens) - 1
+            wanted = target.features(made.tokens.tolist(), TAPS)[:-1]
+            torch.testing.assert_close(features[at:upto], wanted, rtol=0.05, atol=0.05)
+            at = upto
+        assert at == len(features)
