@@ -97,6 +97,11 @@ class Prompt:
     held_out: bool
     """Whether its topic is kept for judging."""
 
+    @property
+    def key(self) -> str:
+        """16 hex digits that say which prompt this is, in whatever order prompts are made."""
+        return hashlib.sha256(f"{self.task}\n{self.text}".encode()).hexdigest()[:16]
+
 
 def make_prompts(count: int, *, held_out: bool, seed: int = 0) -> list[Prompt]:
     """`count` different prompts in a fixed random order, half chat, 3 in 10 code, the rest rewrite.

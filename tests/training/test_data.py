@@ -17,7 +17,7 @@ SIZES = ((5, 12), (9, 11), (3, 40))
 
 def generation(index: int, prompt_len: int, length: int) -> Generation:
     tokens = (np.arange(length) + 100 * index).astype(np.uint16)
-    return Generation(index, "chat", tokens, prompt_len, greedy=True)
+    return Generation(str(index), "chat", tokens, prompt_len, greedy=True)
 
 
 def example(index: int, prompt_len: int, length: int) -> Example:
@@ -73,7 +73,7 @@ def test_an_epoch_has_every_example_once_in_an_order_of_its_own(batches: Batches
 
 
 def test_the_vocabulary_is_what_answers_use_most() -> None:
-    made = [Generation(0, "chat", np.array([9, 9, 9, 4, 4, 2, 7, 7, 7]), 3, greedy=True)]
+    made = [Generation("0", "chat", np.array([9, 9, 9, 4, 4, 2, 7, 7, 7]), 3, greedy=True)]
     assert draft_vocabulary(made, 2, 10).tolist() == [4, 7]
 
 

@@ -51,16 +51,18 @@ def run(folder: Path, prompts: list[Prompt], out: Path, stop: int, worker: int, 
 
 def test_a_stop_loses_no_answer_that_was_done(folder: Path, target: Target, tmp_path: Path) -> None:
     prompts = make_prompts(400, held_out=True)[:150]
+    assert len({p.key for p in prompts}) == 150
     # More prompts than the engine has rows for: some wait when the first run has enough.
     run(folder, prompts, tmp_path, 5 * MAX_TOKENS, 0, 2)
     first = [g for part in tmp_path.glob("part-*.npz") for g in read_part(part)]
     assert 5 <= len(first) < 75
     for worker in (0, 1):
-        run(folder, prompts, tmp_path, 1 << 40, worker, 2)
+        # An answer is its prompt's wherever that stands; the workers' shares differ now, too.
+        run(folder, prompts[::-1], tmp_path, 1 << 40, worker, 2)
 
     parts = sorted(tmp_path.glob("part-*.npz"))
     found = [g for part in parts for g in read_part(part)]
-    assert sorted(g.index for g in found) == list(range(150))
+    assert sorted(g.prompt_key for g in found) == sorted(p.key for p in prompts)
     for part in parts:
         features, at = read_features(part), 0
         for made in read_part(part):
@@ -69,3 +71,14 @@ def test_a_stop_loses_no_answer_that_was_done(folder: Path, target: Target, tmp_
             torch.testing.assert_close(features[at:upto], wanted, rtol=0.05, atol=0.05)
             at = upto
         assert at == len(features)
+
+
+def test_how_a_prompt_is_answered_depends_on_it_alone(folder: Path, tmp_path: Path) -> None:
+    prompts = make_prompts(400, held_out=True)[:30]
+    found = []
+    for name, asked in (("one", prompts), ("other", prompts[::-1])):
+        run(folder, asked, tmp_path / name, 1 << 40, 0, 1)
+        [part] = (tmp_path / name).glob("part-*.npz")
+        found.append({g.prompt_key: g.greedy for g in read_part(part)})
+    assert found[0] == found[1]
+    assert set(found[0].values()) == {True, False}

@@ -50,7 +50,7 @@ class Course:
         for index in range(12):
             tokens = random.integers(0, shape.vocab_size, 30).astype(np.uint16)
             features = target.features(tokens.tolist(), TAPS)[:-1].bfloat16()
-            made = Generation(index, "chat", tokens, 8, greedy=True)
+            made = Generation(str(index), "chat", tokens, 8, greedy=True)
             examples.append(Example(made, features))
         vocabulary = torch.arange(0, shape.vocab_size, 2)
         reader = CheckpointReader(folder)
