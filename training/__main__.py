@@ -105,7 +105,7 @@ def head(
     reader = CheckpointReader(model_dir)
     teacher = Teacher(reader, vocabulary, shape.tied_embeddings, shape.norm_eps)
     network = EagleNetwork(shape, len(taps) - 1, len(vocabulary))
-    initialise(network, reader, teacher, shape.layers)
+    initialise(network, reader, teacher, shape.layers, recipe.seed)
     embedding = reader.stored("model.embed_tokens.weight")
 
     def batches(of: Sequence[Example], steps: int) -> Batches:

@@ -42,6 +42,7 @@ class Recipe:
     sharpness: float = 0.4
     """Share of each target distribution that is moved to its most likely token."""
     seed: int = 0
+    """Decides the initial weights and the order of the batches."""
     log_every: int = 25
     judge_every: int = 250
     """Batches between two looks at held-out prompts."""
@@ -58,7 +59,6 @@ def train(
     recipe: Recipe,
 ) -> None:
     """Run the recipe from where `folder` says it stands; write its state and `log.jsonl` there."""
-    torch.manual_seed(recipe.seed)
     decayed = [p for p in network.parameters() if p.dim() > 1]
     plain = [p for p in network.parameters() if p.dim() == 1]
     optimiser = torch.optim.AdamW(

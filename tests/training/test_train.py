@@ -44,7 +44,7 @@ def target(folder: Path) -> Target:
 class Course:
     """Everything that training needs, on a tiny model."""
 
-    def __init__(self, folder: Path, target: Target) -> None:
+    def __init__(self, folder: Path, target: Target, seed: int = 0) -> None:
         shape, random = target.config.shape, np.random.default_rng(0)
         examples = []
         for index in range(12):
@@ -55,9 +55,8 @@ class Course:
         vocabulary = torch.arange(0, shape.vocab_size, 2)
         reader = CheckpointReader(folder)
         self.teacher = Teacher(reader, vocabulary, shape.tied_embeddings, shape.norm_eps)
-        torch.manual_seed(0)
         self.network = EagleNetwork(shape, 3, len(vocabulary))
-        initialise(self.network, reader, self.teacher, shape.layers)
+        initialise(self.network, reader, self.teacher, shape.layers, seed)
         embedding = reader.stored("model.embed_tokens.weight")
         kept = {"answer_tokens": RECIPE.answer_tokens, "steps": RECIPE.steps, "seed": 0}
         self.batches = Batches(examples[:9], embedding, vocabulary, **kept)
@@ -86,6 +85,17 @@ def test_the_loss_falls_and_the_log_tells(folder: Path, target: Target, tmp_path
     judged = [entry["chat"] for entry in log if "chat" in entry]
     assert judged
     assert all(len(entry["rates"]) == RECIPE.judged_steps for entry in judged)  # type: ignore[index]
+
+
+def test_the_seed_decides_the_weights(folder: Path, target: Target, tmp_path: Path) -> None:
+    trained = []
+    for name, seed in (("one", 0), ("again", 0), ("other", 1)):
+        course = Course(folder, target, seed)
+        (tmp_path / name).mkdir()
+        course.run(tmp_path / name)
+        trained.append(torch.cat([p.flatten() for p in course.network.state_dict().values()]))
+    assert torch.equal(trained[0], trained[1])
+    assert not torch.equal(trained[0], trained[2])
 
 
 def test_a_stop_changes_nothing(
