@@ -52,7 +52,7 @@ def generate(
     out: Path,
     *,
     max_tokens: int,
-    stop_after_tokens: int,
+    stop_after_tokens: int | None,
     seed: int,
     taps: tuple[int, ...],
     worker: int = 0,
@@ -61,9 +61,10 @@ def generate(
     """Answer the prompts, three in five greedily, into files of 256 answers in `out`.
 
     What is there is kept and not made again, by the prompts' keys: their order and number may
-    change. Ends after `stop_after_tokens` tokens of answers.
+    change. Ends after `stop_after_tokens` tokens of answers; None: with the last prompt.
     taps: the layers whose inputs are recorded, one `.features.npy` beside each file.
-    worker, workers: this process takes every `workers`-th prompt from the `worker`-th on.
+    worker, workers: this process takes every `workers`-th prompt from the `worker`-th on. Only the
+    first shows its progress, over its own share.
     """
     out.mkdir(parents=True, exist_ok=True)
     parts = sorted(out.glob("part-*.npz"))
@@ -89,10 +90,12 @@ def generate(
     running = _Running(engine, tokenizer, max_tokens, seed, recorder, ended)
     engine.start()
     shard: list[tuple[Generation, torch.Tensor]] = []
-    with Progress() as progress:
-        bar = progress.add_task("answers (tokens)", total=stop_after_tokens, completed=made)
+    most = len(mine) * max_tokens
+    wanted = most if stop_after_tokens is None else min(stop_after_tokens, most)
+    with Progress(disable=worker > 0) as progress:
+        bar = progress.add_task(f"{out.name} answers (tokens)", total=wanted, completed=made)
         in_flight = 0
-        while made < stop_after_tokens:
+        while made < wanted:
             while in_flight < 2 * _ROWS and (prompt := next(todo, None)) is not None:
                 running.submit(prompt)
                 in_flight += 1
@@ -106,6 +109,7 @@ def generate(
             if len(shard) == _SHARD:
                 _write(out, shard, worker)
                 shard = []
+        progress.update(bar, total=made)  # Answers may end before their longest.
     if shard:
         _write(out, shard, worker)
     engine.close()  # What it still works on is lost, and made when this is run again.

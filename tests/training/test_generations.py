@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from draftgate.engine import Target, load_target
+from draftgate.errors import DraftgateError
 from tests.support.tiny_models import TINY, write_checkpoint
+from training.__main__ import begin
 from training.features import read_features
 from training.generations import generate, read_part
 from training.prompts import Prompt, make_prompts
@@ -33,7 +35,9 @@ def target(folder: Path) -> Target:
     return load_target(folder, torch.bfloat16)
 
 
-def run(folder: Path, prompts: list[Prompt], out: Path, stop: int, worker: int, of: int) -> None:
+def run(
+    folder: Path, prompts: list[Prompt], out: Path, stop: int | None, worker: int, of: int
+) -> None:
     threads = torch.get_num_threads()
     generate(
         folder,
@@ -58,7 +62,7 @@ def test_a_stop_loses_no_answer_that_was_done(folder: Path, target: Target, tmp_
     assert 5 <= len(first) < 75
     for worker in (0, 1):
         # An answer is its prompt's wherever that stands; the workers' shares differ now, too.
-        run(folder, prompts[::-1], tmp_path, 1 << 40, worker, 2)
+        run(folder, prompts[::-1], tmp_path, None, worker, 2)
 
     parts = sorted(tmp_path.glob("part-*.npz"))
     found = [g for part in parts for g in read_part(part)]
@@ -77,8 +81,24 @@ def test_how_a_prompt_is_answered_depends_on_it_alone(folder: Path, tmp_path: Pa
     prompts = make_prompts(400, held_out=True)[:30]
     found = []
     for name, asked in (("one", prompts), ("other", prompts[::-1])):
-        run(folder, asked, tmp_path / name, 1 << 40, 0, 1)
+        run(folder, asked, tmp_path / name, None, 0, 1)
         [part] = (tmp_path / name).glob("part-*.npz")
         found.append({g.prompt_key: g.greedy for g in read_part(part)})
     assert found[0] == found[1]
     assert set(found[0].values()) == {True, False}
+
+
+def test_work_begins_with_the_shipped_answers_or_with_none(tmp_path: Path) -> None:
+    shipped, work = tmp_path / "shipped", tmp_path / "work" / "train"
+    shipped.mkdir()
+    (shipped / "part-0.npz").touch()
+    begin(work, None)
+    begin(work, shipped)  # goes on with what was begun anew
+    assert list(work.iterdir()) == []
+    work.rmdir()
+    for _ in range(2):
+        begin(work, shipped)
+        assert [path.name for path in work.iterdir()] == ["part-0.npz"]
+    with pytest.raises(DraftgateError, match="without --anew"):
+        begin(work, None)
+    assert [path.name for path in work.parent.iterdir()] == ["train"]
