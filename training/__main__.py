@@ -18,9 +18,11 @@ import typer
 from rich.console import Console
 
 from draftgate.checkpoint import ConsoleProgress, ensure_checkpoint, packaged_source
-from draftgate.engine import Target, load_target
+from draftgate.engine import load_target
+from draftgate.engine.config import ModelConfig
 from draftgate.engine.drafters.eagle_head import default_taps
 from draftgate.engine.weights import CheckpointReader
+from draftgate.errors import DraftgateError, ErrorCode
 from training.data import Batches, Example, draft_vocabulary, read_examples
 from training.export import export
 from training.generations import generate
@@ -61,8 +63,8 @@ def answers(
 ) -> None:
     """Let the target answer the prompts, held-out ones too."""
     if worker < 0:
-        if not anew and not work.exists():
-            shutil.copytree(_SHIPPED, work)
+        for name in ("train", "held-out"):
+            begin(work / name, None if anew else _SHIPPED / name)
         command = [sys.executable, "-m", "training", *sys.argv[1:], "--worker"]
         started = [subprocess.Popen([*command, str(number)]) for number in range(workers)]
         codes = [process.wait() for process in started]
@@ -70,17 +72,17 @@ def answers(
             raise typer.Exit(1)
         return
     for folder, count, held_out, wanted in (
-        ("train", _PROMPTS, False, tokens),
-        ("held-out", _HELD_OUT, True, 1 << 60),
+        ("train", _PROMPTS, False, tokens // workers),
+        ("held-out", _HELD_OUT, True, None),
     ):
         generate(
             model_dir,
             make_prompts(count, held_out=held_out),
             work / folder,
             max_tokens=max_tokens,
-            stop_after_tokens=wanted // workers,
+            stop_after_tokens=wanted,
             seed=1,
-            taps=_taps(load_target(model_dir, torch.bfloat16)),
+            taps=_taps(ModelConfig.load(model_dir)),
             worker=worker,
             workers=workers,
         )
@@ -96,7 +98,7 @@ def head(
     """Train the head on the answers, and write its folder."""
     recipe = Recipe(epochs=epochs)
     target = load_target(model_dir, torch.bfloat16)
-    shape, taps = target.config.shape, _taps(target)
+    shape, taps = target.config.shape, _taps(target.config)
     examples = read_examples(work / "train", target, taps)
     held_out = _by_task(read_examples(work / "held-out", target, taps))
     generations = [example.generation for example in examples]
@@ -105,7 +107,7 @@ def head(
     reader = CheckpointReader(model_dir)
     teacher = Teacher(reader, vocabulary, shape.tied_embeddings, shape.norm_eps)
     network = EagleNetwork(shape, len(taps) - 1, len(vocabulary))
-    initialise(network, reader, teacher, shape.layers)
+    initialise(network, reader, teacher, shape.layers, recipe.seed)
     embedding = reader.stored("model.embed_tokens.weight")
 
     def batches(of: Sequence[Example], steps: int) -> Batches:
@@ -142,9 +144,27 @@ def held_out_prompts(out: Annotated[Path, typer.Option(help="The file to write."
     out.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _taps(target: Target) -> tuple[int, ...]:
+def begin(folder: Path, shipped: Path | None) -> None:
+    """A folder of answers to go on with: the shipped ones unless it is there; None: an empty one.
+
+    Raises DraftgateError: ALREADY_EXISTS where it should be empty and is not.
+    """
+    if shipped is None:
+        if any(folder.glob("part-*.npz")):
+            raise DraftgateError(
+                ErrorCode.ALREADY_EXISTS,
+                f"{folder}: has answers already; remove it, or go on with them without --anew",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+    elif not folder.exists():
+        half = folder.with_name(f"{folder.name}.half")  # there after a copy that was stopped
+        shutil.copytree(shipped, half, dirs_exist_ok=True)
+        half.rename(folder)
+
+
+def _taps(config: ModelConfig) -> tuple[int, ...]:
     """What the head reads, and last the output of all layers, which teaches it."""
-    layers = target.config.shape.layers
+    layers = config.shape.layers
     return *default_taps(layers), layers
 
 
@@ -156,4 +176,13 @@ def _by_task(examples: Sequence[Example]) -> dict[str, list[Example]]:
     }
 
 
-app()
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        app()
+    except DraftgateError as error:
+        sys.exit(error.message)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from rich.progress import Progress
 
 from draftgate.engine import Target
 from training.features import features_path, read_features, write_features
@@ -48,21 +50,34 @@ class Batch:
 
 def read_examples(folder: Path, target: Target, taps: Sequence[int]) -> list[Example]:
     """Everything generated so far. What has no features yet gets them from a pass of its own."""
+    parts = sorted(folder.glob("part-*.npz"))
+    _compute_features([p for p in parts if not features_path(p).exists()], target, taps)
     examples = []
-    for part in sorted(folder.glob("part-*.npz")):
-        generations = list(read_part(part))
-        if not features_path(part).exists():
-            found = [target.features(g.tokens.tolist(), taps)[:-1] for g in generations]
-            write_features(part, torch.cat(found))
+    for part in parts:
         features, at = read_features(part), 0
-        for generation in generations:
+        for generation in read_part(part):
             upto = at + len(generation.tokens) - 1
             examples.append(Example(generation, features[at:upto]))
             at = upto
     return [example for example in examples if example.answer_len >= 4]
 
 
-def draft_vocabulary(generations: Sequence[Generation], size: int, vocab_size: int) -> np.ndarray:
+def _compute_features(parts: Sequence[Path], target: Target, taps: Sequence[int]) -> None:
+    """The files of features that are not there, one beside each part."""
+    held = [list(read_part(part)) for part in parts]
+    with Progress(disable=not parts) as progress:
+        bar = progress.add_task("hidden states (answers)", total=sum(map(len, held)))
+        for part, generations in zip(parts, held, strict=True):
+            found = []
+            for generation in generations:
+                found.append(target.features(generation.tokens.tolist(), taps)[:-1])
+                progress.advance(bar)
+            write_features(part, torch.cat(found))
+
+
+def draft_vocabulary(
+    generations: Sequence[Generation], size: int, vocab_size: int
+) -> npt.NDArray[np.int64]:
     """The ids [size] int64, rising, of the tokens that answers use most."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for generation in generations:

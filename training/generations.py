@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from rich.progress import Progress
 
@@ -23,7 +24,7 @@ from draftgate.text import Message, Tokenizer
 from training.features import write_features
 from training.prompts import Prompt
 
-__all__ = ["Generation", "generate", "read_generations", "read_part"]
+__all__ = ["Generation", "generate", "read_part"]
 
 _ROWS = 64
 _SHARD = 256
@@ -34,10 +35,10 @@ _SHARD = 256
 class Generation:
     """A prompt and what the target made of it."""
 
-    index: int
-    """Which prompt, in the fixed order of `make_prompts`."""
+    prompt_key: str
+    """Which prompt; see `Prompt.key`."""
     task: str
-    tokens: np.ndarray
+    tokens: npt.NDArray[np.uint16]
     """[tokens] uint16: the prompt in the model's chat template, then the answer."""
     prompt_len: int
     """How many of the tokens are the prompt."""
@@ -51,7 +52,7 @@ def generate(
     out: Path,
     *,
     max_tokens: int,
-    stop_after_tokens: int,
+    stop_after_tokens: int | None,
     seed: int,
     taps: tuple[int, ...],
     worker: int = 0,
@@ -59,15 +60,18 @@ def generate(
 ) -> None:
     """Answer the prompts, three in five greedily, into files of 256 answers in `out`.
 
-    What is there is kept and not made again. Ends after `stop_after_tokens` tokens of answers.
+    What is there is kept and not made again, by the prompts' keys: their order and number may
+    change. Ends after `stop_after_tokens` tokens of answers; None: with the last prompt.
     taps: the layers whose inputs are recorded, one `.features.npy` beside each file.
-    worker, workers: this process takes every `workers`-th prompt from the `worker`-th on.
+    worker, workers: this process takes every `workers`-th prompt from the `worker`-th on. Only the
+    first shows its progress, over its own share.
     """
     out.mkdir(parents=True, exist_ok=True)
-    done = {g.index: g for g in read_generations(out)}
-    mine = range(worker, len(prompts), workers)
-    made = sum(len(done[i].tokens) - done[i].prompt_len for i in mine if i in done)
-    todo = [index for index in mine if index not in done]
+    parts = sorted(out.glob("part-*.npz"))
+    done = {g.prompt_key: len(g.tokens) - g.prompt_len for part in parts for g in read_part(part)}
+    mine = prompts[worker::workers]
+    made = sum(done.get(prompt.key, 0) for prompt in mine)
+    todo = iter([prompt for prompt in mine if prompt.key not in done])
     tokenizer = Tokenizer.load(model_dir)
     recorder = _Recorder(taps)
     DRAFTERS["record"] = lambda config, target: recorder
@@ -81,16 +85,19 @@ def generate(
             threads=max(len(os.sched_getaffinity(0)) // workers, 1),
         ),
     )
+    del DRAFTERS["record"]
     ended: queue.SimpleQueue[tuple[Generation, torch.Tensor]] = queue.SimpleQueue()
-    running = _Running(engine, tokenizer, prompts, max_tokens, seed, recorder, ended)
+    running = _Running(engine, tokenizer, max_tokens, seed, recorder, ended)
     engine.start()
     shard: list[tuple[Generation, torch.Tensor]] = []
-    with Progress() as progress:
-        bar = progress.add_task("answers (tokens)", total=stop_after_tokens, completed=made)
-        in_flight, left = 0, iter(todo)
-        while made < stop_after_tokens:
-            while in_flight < 2 * _ROWS and (index := next(left, None)) is not None:
-                running.submit(index)
+    most = len(mine) * max_tokens
+    wanted = most if stop_after_tokens is None else min(stop_after_tokens, most)
+    with Progress(disable=worker > 0) as progress:
+        bar = progress.add_task(f"{out.name} answers (tokens)", total=wanted, completed=made)
+        in_flight = 0
+        while made < wanted:
+            while in_flight < 2 * _ROWS and (prompt := next(todo, None)) is not None:
+                running.submit(prompt)
                 in_flight += 1
             if not in_flight:
                 break
@@ -102,15 +109,10 @@ def generate(
             if len(shard) == _SHARD:
                 _write(out, shard, worker)
                 shard = []
-    engine.close()
+        progress.update(bar, total=made)  # Answers may end before their longest.
     if shard:
         _write(out, shard, worker)
-
-
-def read_generations(folder: Path) -> list[Generation]:
-    """Everything that was written to a folder, in the order of the prompts."""
-    found = [g for path in sorted(folder.glob("part-*.npz")) for g in read_part(path)]
-    return sorted(found, key=lambda g: g.index)
+    engine.close()  # What it still works on is lost, and made when this is run again.
 
 
 class _Running:
@@ -120,7 +122,6 @@ class _Running:
         self,
         engine: Engine,
         tokenizer: Tokenizer,
-        prompts: Sequence[Prompt],
         max_tokens: int,
         seed: int,
         recorder: _Recorder,
@@ -128,16 +129,15 @@ class _Running:
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
-        self._prompts = prompts
         self._max_tokens = max_tokens
         self._seed = seed
         self._recorder = recorder
         self._ended = ended
         self._submitted = 0
 
-    def submit(self, index: int) -> None:
-        prompt = self._prompts[index]
-        greedy = index % 5 < 3
+    def submit(self, prompt: Prompt) -> None:
+        chance = int(prompt.key, 16)  # the prompt's own, whichever prompts there are beside it
+        greedy = chance % 5 < 3
         ids = self._tokenizer.encode_chat([Message("user", prompt.text)])
         tokens = list(ids)
         row_id = self._submitted  # the engine numbers its rows in the order they come
@@ -145,19 +145,19 @@ class _Running:
 
         def take(output: Output) -> None:
             tokens.extend(output.token_ids)
-            if output.finish_reason is not FinishReason.NONE:
+            if output.finish_reason not in (FinishReason.NONE, FinishReason.CANCELLED):
                 if output.error is not None:
                     raise output.error
                 made = np.array(tokens, dtype=np.uint16)
-                generation = Generation(index, prompt.task, made, len(ids), greedy)
+                generation = Generation(prompt.key, prompt.task, made, len(ids), greedy)
                 self._ended.put((generation, self._recorder.take(row_id)))
 
         params = SamplingParams(
             max_tokens=self._max_tokens,
             temperature=0.0 if greedy else 0.8,
-            seed=None if greedy else self._seed + index,
+            seed=None if greedy else (self._seed + chance) % (1 << 64),
         )
-        self._engine.submit(Request(str(index), tuple(ids), params), take)
+        self._engine.submit(Request(prompt.key, tuple(ids), params), take)
 
 
 class _Recorder(Drafter):
@@ -192,11 +192,11 @@ class _Recorder(Drafter):
 def _write(folder: Path, shard: Sequence[tuple[Generation, torch.Tensor]], worker: int) -> None:
     """One more file, complete or not there, with its features."""
     generations = [generation for generation, _ in shard]
-    path = folder / f"part-{generations[0].index:05}.npz"
+    path = folder / f"part-{generations[0].prompt_key}.npz"
     half = folder / f"half-{worker}.npz"
     np.savez_compressed(
         half,
-        index=np.array([g.index for g in generations], dtype=np.int32),
+        prompt_key=np.array([g.prompt_key for g in generations]),
         task=np.array([g.task for g in generations]),
         tokens=np.concatenate([g.tokens for g in generations]),
         length=np.array([len(g.tokens) for g in generations], dtype=np.int32),
@@ -214,7 +214,7 @@ def read_part(path: Path) -> Iterator[Generation]:
     ends = np.cumsum(columns["length"])
     for row, end in enumerate(ends):
         yield Generation(
-            index=int(columns["index"][row]),
+            prompt_key=str(columns["prompt_key"][row]),
             task=str(columns["task"][row]),
             tokens=columns["tokens"][end - columns["length"][row] : end],
             prompt_len=int(columns["prompt_len"][row]),

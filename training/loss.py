@@ -58,7 +58,7 @@ def chain_loss(
             chosen = keep[:, step : step + answers]
             logits = network.lm_head(output[chosen])
             rows = place[:, step : step + answers][chosen]
-            loss = _CrossEntropy.apply(logits, targets, rows)
+            loss = _CrossEntropy.apply(logits, targets, rows)  # type: ignore[no-untyped-call]
             total = total + _DECAY**step * loss / max(int(chosen.sum()), 1)
     return total
 
@@ -81,7 +81,7 @@ class _CrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor
     ) -> tuple[torch.Tensor, None, None]:
         (gradient,) = ctx.saved_tensors  # type: ignore[attr-defined]

@@ -122,7 +122,7 @@ class _MidLayer(nn.Module):
         return self._heads(attention["k_proj"](inputs)), self._heads(attention["v_proj"](inputs))
 
     def output(self, context: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        x = hidden + self.self_attn["o_proj"](context)
+        x: torch.Tensor = hidden + self.self_attn["o_proj"](context)
         h = self.post_attention_layernorm(x)
         mlp = self.mlp
         fed: torch.Tensor = mlp["down_proj"](F.silu(mlp["gate_proj"](h)) * mlp["up_proj"](h))

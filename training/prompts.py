@@ -12,7 +12,6 @@ import random
 import re
 import sysconfig
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -96,22 +95,31 @@ class Prompt:
     """The user's message."""
     held_out: bool
     """Whether its topic is kept for judging."""
+    quoted: str = ""
+    """The passage or function that it quotes, as it stands in its source."""
+
+    @property
+    def key(self) -> str:
+        """16 hex digits that say which prompt this is, in whatever order prompts are made."""
+        return hashlib.sha256(f"{self.task}\n{self.text}".encode()).hexdigest()[:16]
 
 
 def make_prompts(count: int, *, held_out: bool, seed: int = 0) -> list[Prompt]:
-    """`count` different prompts in a fixed random order, half chat, 3 in 10 code, the rest rewrite.
+    """At most `count` prompts, all different, in a fixed random order: half chat, 3 in 10 code, the
+    rest rewrite. There are fewer where a task has no more.
 
-    held_out: only topics that training never sees, or only the others.
+    held_out: only topics that training never sees, or only the others; of those nothing that quotes
+    what a held-out topic contains too.
     """
     generator = random.Random(f"{seed} {held_out}")
     shares = {"chat": 5, "code": 3, "rewrite": 2}
-    makers = {"chat": _chat(held_out), "code": _code(held_out), "rewrite": _rewrite(held_out)}
-    for prompts in makers.values():
-        generator.shuffle(prompts)
     total = sum(shares.values())
-    chosen = [
-        prompt for task in TASKS for prompt in makers[task][: round(count * shares[task] / total)]
-    ]
+    chosen = []
+    for task, make in (("chat", _chat), ("code", _code), ("rewrite", _rewrite)):
+        prompts = make(held_out)
+        generator.shuffle(prompts)
+        different = {p.text: p for p in prompts if held_out or not _is_kept_back(p.quoted)}
+        chosen += list(different.values())[: round(count * shares[task] / total)]
     generator.shuffle(chosen)
     return chosen
 
@@ -119,6 +127,22 @@ def make_prompts(count: int, *, held_out: bool, seed: int = 0) -> list[Prompt]:
 def is_held_out(topic: str) -> bool:
     """Whether a topic is kept for judging; depends on the topic alone."""
     return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:4], "big") % _HELD_OUT == 0
+
+
+def _is_kept_back(quoted: str) -> bool:
+    """Whether a passage or function contains one of a held-out topic. Python's reference repeats
+    paragraphs under several topics, its library docstrings and functions in several modules."""
+    text = _on_one_line(quoted)
+    return any(held_out in text for held_out in _held_out_texts())
+
+
+@cache
+def _held_out_texts() -> frozenset[str]:
+    """Every passage and function of the held-out topics."""
+    passages = [p for topic, found in _passages() if is_held_out(topic) for p in found]
+    modules = [module for module in _lines("modules.txt") if is_held_out(module)]
+    functions = [_on_one_line(code) for module in modules for code in _functions(module)]
+    return frozenset(passages + functions)
 
 
 def _lines(name: str) -> list[str]:
@@ -151,7 +175,7 @@ def _code(held_out: bool) -> list[Prompt]:
         if is_held_out(module) == held_out:
             for code in _functions(module):
                 form = generator.choice(_READ_CODE)
-                prompts.append(Prompt("code", module, form.format(code=code), held_out))
+                prompts.append(Prompt("code", module, form.format(code=code), held_out, code))
     return prompts
 
 
@@ -160,48 +184,61 @@ def _rewrite(held_out: bool) -> list[Prompt]:
     prompts = []
     for topic, passages in _passages():
         if is_held_out(topic) == held_out:
-            for text in passages:
+            for passage in passages:
                 form = generator.choice(_REWRITE)
-                if "spelling" in form or "Proofread" in form:
-                    text = _misspelt(text, generator)
-                prompts.append(Prompt("rewrite", topic, form.format(text=text), held_out))
+                misspelt = "spelling" in form or "Proofread" in form
+                text = form.format(text=_misspelt(passage, generator) if misspelt else passage)
+                prompts.append(Prompt("rewrite", topic, text, held_out, passage))
     for module in _lines("modules.txt"):
         if is_held_out(module) == held_out:
             for code in _functions(module):
                 if generator.random() < 0.4:
                     form = generator.choice(_REWRITE_CODE)
-                    prompts.append(Prompt("rewrite", module, form.format(code=code), held_out))
+                    text = form.format(code=code)
+                    prompts.append(Prompt("rewrite", module, text, held_out, code))
     return prompts
 
 
-def _functions(module: str) -> Iterator[str]:
+@cache
+def _functions(module: str) -> tuple[str, ...]:
     """The source of a module's functions and methods of a useful length."""
+    found = []
+    source = _source(module).splitlines()
     for node in ast.walk(ast.parse(_source(module))):
         if isinstance(node, ast.FunctionDef):
-            lines = _source(module).splitlines()[node.lineno - 1 : node.end_lineno]
+            lines = source[node.lineno - 1 : node.end_lineno]
             code = textwrap.dedent("\n".join(lines))
             if 150 <= len(code) <= 900:
-                yield code
+                found.append(code)
+    return tuple(found)
 
 
-def _passages() -> Iterator[tuple[str, list[str]]]:
+@cache
+def _passages() -> tuple[tuple[str, list[str]], ...]:
     """Paragraphs of prose by topic: Python's reference and the docstrings of its library."""
-    for topic, text in sorted(python_topics.topics.items()):
-        yield f"reference {topic}", _paragraphs(text)
+    found = [
+        (f"reference {topic}", _paragraphs(text))
+        for topic, text in sorted(python_topics.topics.items())
+    ]
     for module in _lines("modules.txt"):
         documents = [
             ast.get_docstring(node) or ""
             for node in ast.walk(ast.parse(_source(module)))
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         ]
-        yield module, [p for text in documents for p in _paragraphs(text)]
+        found.append((module, [p for text in documents for p in _paragraphs(text)]))
+    return tuple(found)
 
 
 def _paragraphs(text: str) -> list[str]:
-    found = (re.sub(r"\s+", " ", part).strip() for part in re.split(r"\n\s*\n", text))
+    found = (_on_one_line(part) for part in re.split(r"\n\s*\n", text))
     return list(
         dict.fromkeys(p for p in found if 160 <= len(p) <= 700 and p[0].isupper() and p[-1] == ".")
     )
+
+
+def _on_one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()
 
 
 def _misspelt(text: str, generator: random.Random) -> str:

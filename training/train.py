@@ -10,13 +10,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 from rich.progress import Progress
 from torch import nn
 
+from draftgate.errors import DraftgateError, ErrorCode
 from training.agreement import Agreement, agreement
-from training.data import Batches, Example
+from training.data import Batch, Batches, Example
 from training.loss import Teacher, chain_loss
 from training.network import EagleNetwork
 
@@ -42,6 +44,7 @@ class Recipe:
     sharpness: float = 0.4
     """Share of each target distribution that is moved to its most likely token."""
     seed: int = 0
+    """Decides the initial weights and the order of the batches."""
     log_every: int = 25
     judge_every: int = 250
     """Batches between two looks at held-out prompts."""
@@ -57,12 +60,16 @@ def train(
     folder: Path,
     recipe: Recipe,
 ) -> None:
-    """Run the recipe from where `folder` says it stands; write its state and `log.jsonl` there."""
-    torch.manual_seed(recipe.seed)
+    """Run the recipe from where `folder` says it stands; write its state and `log.jsonl` there.
+
+    Raises DraftgateError: FAILED_PRECONDITION where it stands in another recipe, or in one over
+    another number of batches.
+    """
     decayed = [p for p in network.parameters() if p.dim() > 1]
     plain = [p for p in network.parameters() if p.dim() == 1]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(
-        [{"params": decayed}, {"params": plain, "weight_decay": 0.0}],
+        groups,
         lr=recipe.learning_rate,
         betas=(0.9, 0.95),
         weight_decay=recipe.weight_decay,
@@ -70,7 +77,7 @@ def train(
     )
     plan = [(epoch, len(batches.indices(epoch))) for epoch in range(recipe.epochs)]
     total = sum(count for _, count in plan)
-    done = _restore(folder, network, optimiser)
+    done = _restore(folder, network, optimiser, recipe, total)
     log = (folder / "log.jsonl").open("a", encoding="utf-8")
     recent: list[float] = []
     with log, Progress() as progress:
@@ -80,7 +87,7 @@ def train(
             for group in optimiser.param_groups:
                 group["lr"] = _rate(recipe, number, total)
             loss = chain_loss(network, teacher, batch, recipe.steps, recipe.sharpness)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
@@ -101,7 +108,7 @@ def train(
                 found = judge(network, teacher, held_out, judges, recipe.judged_steps)
                 _log(log, number + 1, total, **{t: _rounded(a) for t, a in found.items()})
             if (number + 1) % recipe.save_every == 0 or number + 1 == total:
-                _save(folder, network, optimiser, number + 1, recipe)
+                _save(folder, network, optimiser, number + 1, recipe, total)
 
 
 def judge(
@@ -126,7 +133,7 @@ def judge(
 
 def _remaining(
     batches: Batches, plan: Sequence[tuple[int, int]], done: int
-) -> Iterator[tuple[int, object]]:
+) -> Iterator[tuple[int, Batch]]:
     """The batches not done yet with their numbers, over all epochs."""
     number = 0
     for epoch, count in plan:
@@ -150,12 +157,17 @@ def _rounded(found: Agreement) -> dict[str, object]:
     }
 
 
-def _log(log: object, number: int, total: int, **values: object) -> None:
+def _log(log: TextIO, number: int, total: int, **values: object) -> None:
     print(json.dumps({"batch": number, "of": total, **values}), file=log, flush=True)
 
 
 def _save(
-    folder: Path, network: EagleNetwork, optimiser: torch.optim.Optimizer, done: int, recipe: Recipe
+    folder: Path,
+    network: EagleNetwork,
+    optimiser: torch.optim.Optimizer,
+    done: int,
+    recipe: Recipe,
+    total: int,
 ) -> None:
     half = folder / "state.half"
     state = {
@@ -163,17 +175,31 @@ def _save(
         "optimiser": optimiser.state_dict(),
         "done": done,
         "recipe": asdict(recipe),
+        "total": total,
     }
     torch.save(state, half)
     half.rename(folder / "state.pt")
 
 
-def _restore(folder: Path, network: EagleNetwork, optimiser: torch.optim.Optimizer) -> int:
+def _restore(
+    folder: Path,
+    network: EagleNetwork,
+    optimiser: torch.optim.Optimizer,
+    recipe: Recipe,
+    total: int,
+) -> int:
     """Batches done before, with their state loaded."""
     path = folder / "state.pt"
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
+    for name, now in (("recipe", asdict(recipe)), ("total", total)):
+        if state.get(name) != now:
+            raise DraftgateError(
+                ErrorCode.FAILED_PRECONDITION,
+                f"{path}: was made with {name} {state.get(name)}, not {now}; "
+                "remove it to train from the start",
+            )
     network.load_state_dict(state["network"])
     optimiser.load_state_dict(state["optimiser"])
     return int(state["done"])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from draftgate.engine import Target, load_target
 from draftgate.engine.weights import CheckpointReader
+from draftgate.errors import DraftgateError
 from tests.support.tiny_models import TINY, write_checkpoint
 from training.agreement import Agreement, _verify
 from training.data import Batches, Example
@@ -44,23 +45,22 @@ def target(folder: Path) -> Target:
 class Course:
     """Everything that training needs, on a tiny model."""
 
-    def __init__(self, folder: Path, target: Target) -> None:
+    def __init__(self, folder: Path, target: Target, seed: int = 0, answers: int = 9) -> None:
         shape, random = target.config.shape, np.random.default_rng(0)
         examples = []
         for index in range(12):
             tokens = random.integers(0, shape.vocab_size, 30).astype(np.uint16)
             features = target.features(tokens.tolist(), TAPS)[:-1].bfloat16()
-            made = Generation(index, "chat", tokens, 8, greedy=True)
+            made = Generation(str(index), "chat", tokens, 8, greedy=True)
             examples.append(Example(made, features))
         vocabulary = torch.arange(0, shape.vocab_size, 2)
         reader = CheckpointReader(folder)
         self.teacher = Teacher(reader, vocabulary, shape.tied_embeddings, shape.norm_eps)
-        torch.manual_seed(0)
         self.network = EagleNetwork(shape, 3, len(vocabulary))
-        initialise(self.network, reader, self.teacher, shape.layers)
+        initialise(self.network, reader, self.teacher, shape.layers, seed)
         embedding = reader.stored("model.embed_tokens.weight")
         kept = {"answer_tokens": RECIPE.answer_tokens, "steps": RECIPE.steps, "seed": 0}
-        self.batches = Batches(examples[:9], embedding, vocabulary, **kept)
+        self.batches = Batches(examples[:answers], embedding, vocabulary, **kept)
         kept["steps"] = RECIPE.judged_steps
         self.judges = Batches(examples[9:], embedding, vocabulary, **kept)
         self.held_out = {"chat": examples[9:]}
@@ -88,6 +88,17 @@ def test_the_loss_falls_and_the_log_tells(folder: Path, target: Target, tmp_path
     assert all(len(entry["rates"]) == RECIPE.judged_steps for entry in judged)  # type: ignore[index]
 
 
+def test_the_seed_decides_the_weights(folder: Path, target: Target, tmp_path: Path) -> None:
+    trained = []
+    for name, seed in (("one", 0), ("again", 0), ("other", 1)):
+        course = Course(folder, target, seed)
+        (tmp_path / name).mkdir()
+        course.run(tmp_path / name)
+        trained.append(torch.cat([p.flatten() for p in course.network.state_dict().values()]))
+    assert torch.equal(trained[0], trained[1])
+    assert not torch.equal(trained[0], trained[2])
+
+
 def test_a_stop_changes_nothing(
     folder: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +118,23 @@ def test_a_stop_changes_nothing(
                 course.run(tmp_path / "parts")
     for name, parameter in whole.network.state_dict().items():
         assert torch.equal(parameter, course.network.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [({"warmup": 3}, "'warmup': 2.*'warmup': 3"), ({}, "total")]
+)
+def test_it_does_not_go_on_in_another_recipe(
+    folder: Path, target: Target, tmp_path: Path, change: dict[str, int], message: str
+) -> None:
+    recipe = dataclasses.replace(RECIPE, epochs=1)
+    course = Course(folder, target)
+    batches = len(course.batches.indices(0))
+    course.run(tmp_path, recipe)
+    if not change:  # The same recipe over fewer answers.
+        course = Course(folder, target, answers=6)
+        message = f"total {batches}, not {len(course.batches.indices(0))}"
+    with pytest.raises(DraftgateError, match=message):
+        course.run(tmp_path, dataclasses.replace(recipe, **change))
 
 
 def stop_at(patch: pytest.MonkeyPatch, number: int) -> None:
