@@ -129,6 +129,7 @@ def is_held_out(topic: str) -> bool:
     return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:4], "big") % _HELD_OUT == 0
 
 
+@cache
 def _is_kept_back(quoted: str) -> bool:
     """Whether a passage or function contains one of a held-out topic. Python's reference repeats
     paragraphs under several topics, its library docstrings and functions in several modules."""

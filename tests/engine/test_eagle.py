@@ -390,7 +390,7 @@ def test_what_is_held_does_not_depend_on_what_was_drafted(
     [
         {"max_batch_rows": 1},
         {"max_batch_rows": 3, "prefill_chunk_tokens": 3},
-        {"max_batch_rows": 6, "kv_cache_bytes": 3 * TIGHT},
+        {"max_batch_rows": 6, "kv_cache_bytes": 7 * TIGHT},
     ],
 )
 def test_what_is_held_does_not_depend_on_the_batch(

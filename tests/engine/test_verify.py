@@ -28,7 +28,7 @@ from draftgate.engine.verify import verify_equal, verify_rejection
 from draftgate.sampling import SamplingParams
 from tests.support.chi_square import p_value
 
-DRAWS = 100_000
+DRAWS = 30_000
 SIGNIFICANT = 1e-4
 CPU = torch.device("cpu")
 
