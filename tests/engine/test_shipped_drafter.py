@@ -59,10 +59,8 @@ def test_it_drafts_what_the_target_says(target: Target, prompts: list[list[int]]
     assert length(streams) > 1.7
 
 
-@pytest.mark.parametrize(
-    "off",
-    [7, *(pytest.param(off, marks=pytest.mark.slow) for off in (1, 64, 500))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("off", [1, 7, 64, 500])
 def test_after_any_time_without_drafts_it_is_as_good(
     target: Target, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, off: int
 ) -> None:
