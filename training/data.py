@@ -15,7 +15,7 @@ from rich.progress import Progress
 from draftgate.engine import Target
 from training.features import features_path, read_features, write_features
 from training.generations import Generation, read_part
-from training.network import Unrolled
+from training.network import Unrolled, rows_at
 
 __all__ = ["Batch", "Batches", "Example", "draft_vocabulary", "read_examples"]
 
@@ -155,12 +155,10 @@ class Batches:
             last[row, :upto] = example.features[first + 1 :, -hidden:]
             valid[row, :upto] = True
         embedded = self._embedding[ids].to(torch.bfloat16)
-        chain = torch.stack([_rows(embedded, bases + 2 + step) for step in range(steps - 1)], dim=2)
+        chain = torch.stack(
+            [rows_at(embedded, bases + 2 + step) for step in range(steps - 1)], dim=2
+        )
         unrolled = Unrolled(features, embedded[:, 1 : tokens + 1], bases, chain)
         following = torch.zeros_like(valid)
-        following[:, :answers] = self._foretold[_rows(ids.unsqueeze(-1), bases + 2).squeeze(-1)]
+        following[:, :answers] = self._foretold[rows_at(ids.unsqueeze(-1), bases + 2).squeeze(-1)]
         return Batch(unrolled, last, valid, following & valid)
-
-
-def _rows(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    return x.gather(1, at.unsqueeze(-1).expand(-1, -1, x.shape[-1]))

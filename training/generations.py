@@ -18,7 +18,7 @@ from rich.progress import Progress
 
 from draftgate.contract import FinishReason
 from draftgate.engine import Engine, EngineConfig, Output, Request
-from draftgate.engine.drafters import DRAFTERS, Draft, Drafter, DraftQuery, Settled
+from draftgate.engine.drafters import Draft, Drafter, DraftQuery, Settled
 from draftgate.sampling import SamplingParams
 from draftgate.text import Message, Tokenizer
 from training.features import write_features
@@ -74,18 +74,16 @@ def generate(
     todo = iter([prompt for prompt in mine if prompt.key not in done])
     tokenizer = Tokenizer.load(model_dir)
     recorder = _Recorder(taps)
-    DRAFTERS["record"] = lambda config, target: recorder
     engine = Engine.load(
         model_dir,
         EngineConfig(
             max_batch_rows=_ROWS,
             kv_cache_bytes=3 << 30,
             max_waiting=_ROWS,
-            drafter="record",
             threads=max(len(os.sched_getaffinity(0)) // workers, 1),
         ),
+        drafter=recorder,
     )
-    del DRAFTERS["record"]
     ended: queue.SimpleQueue[tuple[Generation, torch.Tensor]] = queue.SimpleQueue()
     running = _Running(engine, tokenizer, max_tokens, seed, recorder, ended)
     engine.start()

@@ -11,7 +11,7 @@ from torch import nn
 from draftgate.checkpoint.architectures import ModelShape
 from draftgate.engine.rope import RopeTable
 
-__all__ = ["EagleNetwork", "Unrolled"]
+__all__ = ["EagleNetwork", "Unrolled", "rows_at"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class EagleNetwork(nn.Module):
         keys = self._rotated(keys, torch.arange(tokens).expand(len(fused), -1))
         seen = torch.arange(tokens) <= batch.bases.unsqueeze(-1)  # [batch, answers, tokens]
         mask = torch.zeros(seen.shape, dtype=fused.dtype).masked_fill_(~seen, float("-inf"))
-        hidden = _rows(fused, batch.bases)
-        inputs = _rows(inputs, batch.bases)
+        hidden = rows_at(fused, batch.bases)
+        inputs = rows_at(inputs, batch.bases)
         chain: list[tuple[torch.Tensor, torch.Tensor]] = []
         outputs = []
         for step in range(steps):
@@ -132,7 +132,7 @@ class _MidLayer(nn.Module):
         return x.view(*x.shape[:2], -1, self._head_dim)
 
 
-def _rows(x: torch.Tensor, bases: torch.Tensor) -> torch.Tensor:
+def rows_at(x: torch.Tensor, bases: torch.Tensor) -> torch.Tensor:
     """x [batch, tokens, width] at bases [batch, answers]."""
     return x.gather(1, bases.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 

@@ -14,7 +14,7 @@ import torch
 
 from draftgate.contract import FinishReason
 from draftgate.engine.config import EngineConfig
-from draftgate.engine.drafters import make_drafter
+from draftgate.engine.drafters import Drafter, make_drafter
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
 from draftgate.engine.model import Target, load_target, sequence_limit
 from draftgate.engine.request import EngineCounters, Request, Sink
@@ -44,14 +44,19 @@ class Engine:
         target: Target,
         config: EngineConfig,
         *,
+        drafter: Drafter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises DraftgateError when the KV cache cannot be had."""
+        """drafter: one to use instead of the configured one.
+
+        Raises DraftgateError when the KV cache or the configured drafter cannot be had.
+        """
         self.target = target
         self.config = config
         self._clock = clock
         wanted = sequence_limit(target.config, config)
-        drafter = make_drafter(config, target)
+        if drafter is None:
+            drafter = make_drafter(config, target)
         shapes = [target.kv_shape]
         if drafter is not None and drafter.kv_shape is not None:
             shapes.append(drafter.kv_shape)
@@ -80,7 +85,9 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="draftgate-engine", daemon=True)
 
     @classmethod
-    def load(cls, model_dir: Path, config: EngineConfig) -> Engine:
+    def load(
+        cls, model_dir: Path, config: EngineConfig, *, drafter: Drafter | None = None
+    ) -> Engine:
         """Load a checkpoint and make an engine of it; `start` runs it."""
         config.validate()
         cuda = config.device != "cpu" and torch.cuda.is_available()
@@ -89,7 +96,8 @@ class Engine:
         if config.threads:
             torch.set_num_threads(config.threads)
         dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
-        return cls(load_target(model_dir, dtype, torch.device("cuda" if cuda else "cpu")), config)
+        target = load_target(model_dir, dtype, torch.device("cuda" if cuda else "cpu"))
+        return cls(target, config, drafter=drafter)
 
     def start(self, on_failure: Callable[[str], None] | None = None) -> None:
         """Begin to run. `on_failure` hears why, after every request has, if a step ever fails."""
@@ -208,6 +216,7 @@ class Engine:
         with self._work:
             now_s = self._clock()
             self._drop_ended(now_s)
+            self._scheduler.trim()
         # Only this thread changes which rows run, so a drafter may take its time unlocked.
         draft = self._stepper.draft(self._scheduler.running)
         lens = {row_id: len(d.token_ids) for row_id, d in draft.items()}

@@ -62,6 +62,13 @@ class Scheduler:
         else:
             self._vacate(sequence)
 
+    def trim(self) -> None:
+        """Free what rows hold beyond their own tokens: a draft, rejected or only being made, may
+        have taken a block more than its row needs."""
+        for sequence in self.running:
+            assert sequence.slot is not None
+            self._cache.shrink(sequence.slot, max(sequence.computed, sequence.prefill_upto))
+
     def schedule(self, now_s: float, draft_lens: dict[int, int]) -> list[ScheduledRow]:
         """The rows of the next step, in slot order.
 
@@ -69,10 +76,7 @@ class Scheduler:
         makes the youngest rows go back into the queue, to be computed again later, until it fits;
         drafts get what blocks are left after that, or are given up.
         """
-        for sequence in self.running:
-            # A draft that was rejected may have taken one block more than the row needs now.
-            assert sequence.slot is not None
-            self._cache.shrink(sequence.slot, max(sequence.computed, sequence.prefill_upto))
+        self.trim()
         self._admit(now_s)
         counts: dict[int, int] = {}
         chunk_left = self._config.prefill_chunk_tokens

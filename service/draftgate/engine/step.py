@@ -61,10 +61,6 @@ class Stepper:
             return {}
         queries, drafts = [], {}
         for sequence in running:
-            assert sequence.slot is not None
-            # What a rejected draft had taken is free for the drafts of other rows.
-            self._cache.shrink(sequence.slot, max(sequence.computed, sequence.prefill_upto))
-        for sequence in running:
             count = self._allowed(sequence)[0]
             if not sequence.decoding or not count:
                 continue

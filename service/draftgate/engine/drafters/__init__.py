@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from draftgate.engine.config import EngineConfig
@@ -61,7 +61,7 @@ def _folder(config: EngineConfig) -> Path:
     return Path(config.drafter_dir)
 
 
-DRAFTERS: dict[str, Callable[[EngineConfig, Target], Drafter]] = {
+DRAFTERS: Mapping[str, Callable[[EngineConfig, Target], Drafter]] = {
     "hybrid": _hybrid,
     "eagle": _eagle,
     "ngram": _ngram,

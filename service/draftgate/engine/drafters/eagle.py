@@ -19,6 +19,7 @@ from draftgate.engine.drafters.base import Draft, Drafter, DraftQuery, Settled
 from draftgate.engine.drafters.chain import Chain, drafting, lengthen
 from draftgate.engine.drafters.eagle_head import EagleHead
 from draftgate.engine.kv_cache import KVStore
+from draftgate.engine.model import packed_places
 
 __all__ = ["EagleDrafter"]
 
@@ -60,26 +61,22 @@ class EagleDrafter(Drafter):
     def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
         assert features is not None
         tokens: list[int] = []
-        positions: list[int] = []
-        where: list[int] = []
         packed: list[int] = []
-        ends = []
+        spans = []
         for row in rows:
             # The position before the last token is the last whose next token is known.
-            upto = min(row.computed, len(row.tokens) - 1)
-            tokens.extend(row.tokens[row.start + 1 : upto + 1])
-            positions.extend(range(row.start, upto))
-            first = self._store.index_of(row.slot, row.start)
-            where.extend(range(first, first + upto - row.start))
-            packed.extend(range(row.packed, row.packed + upto - row.start))
-            ends.append(len(tokens) - 1)
+            span = RowSpan(row.slot, row.start, min(row.computed, len(row.tokens) - 1) - row.start)
+            spans.append(span)
+            tokens.extend(row.tokens[span.start + 1 : span.length + 1])
+            packed.extend(range(row.packed, row.packed + span.count))
         chosen = features.index_select(0, self._tensor(packed))
         hidden = self._head.fused(chosen)
-        inputs = self._head.take_in(
-            self._tensor(tokens), hidden, self._tensor(positions), self._tensor(where), self._store
-        )
-        for row, end in zip(rows, ends, strict=True):
-            self._rows[row.row_id] = _Row(positions[end] + 2, inputs[end], hidden[end])
+        where, positions = packed_places(spans, self._store, self._device)
+        inputs = self._head.take_in(self._tensor(tokens), hidden, positions, where, self._store)
+        end = -1
+        for row, span in zip(rows, spans, strict=True):
+            end += span.count
+            self._rows[row.row_id] = _Row(span.length + 1, inputs[end], hidden[end])
 
     def reset(self, row_id: int) -> None:
         self._rows.pop(row_id, None)
@@ -99,17 +96,13 @@ class EagleDrafter(Drafter):
         for step in range(active[0].count):
             active = [chain for chain in active if chain.count > step]
             rows = [chain.query for chain in active]
-            # The newest position with its place in the cache, one further each time.
-            at = [len(query.tokens) - 2 + step for query in rows]
-            positions = self._tensor(at)
+            # The newest position, one further each time.
+            spans = [RowSpan(query.slot, len(query.tokens) - 2 + step, 1) for query in rows]
+            where, positions = packed_places(spans, self._store, self._device)
             inputs, hidden = inputs[: len(rows)], hidden[: len(rows)]
             if step:
-                places = [self._store.index_of(q.slot, p) for q, p in zip(rows, at, strict=True)]
                 last = self._tensor([chain.ids[-1] for chain in active])
-                inputs = self._head.take_in(
-                    last, hidden, positions, self._tensor(places), self._store
-                )
-            spans = [RowSpan(q.slot, p, 1) for q, p in zip(rows, at, strict=True)]
+                inputs = self._head.take_in(last, hidden, positions, where, self._store)
             plan = self._head.plan(spans)
             hidden, logits = self._head.read_out(inputs, hidden, positions, plan, self._store)
             lengthen(active, logits, self._generator, self._head.vocabulary, self._vocabulary)

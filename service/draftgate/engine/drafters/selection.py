@@ -8,6 +8,7 @@ that position, so that the two agree as often as their distributions allow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -16,14 +17,14 @@ from draftgate.engine.sampler import RowSampler, filter_probabilities, most_like
 __all__ = ["Picked", "pick"]
 
 
+@dataclass(frozen=True)
 class Picked:
     """The tokens picked for some rows at one draft position."""
 
-    def __init__(self, ids: list[int], probabilities: torch.Tensor | None) -> None:
-        self.ids = ids
-        """[rows]: places in the drafter's vocabulary."""
-        self.probabilities = probabilities
-        """[rows, n] in fp32, what the rows that drew by chance drew from; None: no row did."""
+    ids: list[int]
+    """[rows]: places in the drafter's vocabulary."""
+    probabilities: torch.Tensor | None
+    """[rows, n] in fp32, what the rows that drew by chance drew from; None: no row did."""
 
 
 def pick(
