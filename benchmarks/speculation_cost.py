@@ -59,7 +59,7 @@ def measure_draft_cost(
         return done.features
 
     def take_in(start: int, upto: int, features: torch.Tensor) -> None:
-        drafter.observe([Settled(0, 0, tokens, start, upto, 0, Draft())], features)
+        drafter.observe([Settled(0, 0, tokens, start, upto, range(upto - start), Draft())], features)
 
     def draft(count: int) -> None:
         drafter.propose([DraftQuery(0, 0, tokens, count, sampler)])

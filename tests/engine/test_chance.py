@@ -168,7 +168,7 @@ def test_sampled_sequences_have_the_targets_distribution(
     if kind == "eagle":
         config = TINY | {"vocab_size": vocab}
         folder = write_drafter(tmp_path / "drafter", config, draft_vocab=4)
-        drafter = EagleDrafter(EagleHead(folder, six))
+        drafter = EagleDrafter(EagleHead(folder, six), 1)
     use_drafter(monkeypatch, drafter)
     params = sampled(3, temperature=4.0, top_k=5, frequency_penalty=0.5, **settings)
     seeds = range(draws) if "seed" in settings else [None] * draws

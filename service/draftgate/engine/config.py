@@ -73,6 +73,9 @@ class EngineConfig:
     """The folder of the drafter's weights, where it has any."""
     draft_len: int = 4
     """Draft length K of every step; 0 never speculates."""
+    draft_width: int = 4
+    """Most tokens that an EAGLE drafter lets follow one drafted token, so that its K tokens are a
+    tree; 1 drafts chains. Rows that draw by chance under rejection sampling get chains."""
     ngram_min: int = 2
     """Shortest match that the n-gram drafter follows, in tokens."""
     ngram_max: int = 6
@@ -110,6 +113,7 @@ class EngineConfig:
             ("prefill_chunk_tokens", 1, 1 << 16),
             ("max_waiting", 0, 1 << 16),
             ("draft_len", 0, 64),
+            ("draft_width", 1, 64),
             ("ngram_min", 1, 16),
             ("ngram_max", self.ngram_min, 16),
         ):
