@@ -165,6 +165,19 @@ def test_the_tree_holds_the_likeliest_tokens(seed: int, count: int, sharp: float
     assert set(drafted) == expected - {()}
 
 
+@settings(deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 12), st.data())
+def test_a_trees_beginning_is_the_tree_of_fewer_tokens(
+    seed: int, count: int, data: st.DataObject
+) -> None:
+    logs = table(seed, 2.0)
+    whole = search(logs, count, 1000).draft(DraftSource.EAGLE)
+    fewer = data.draw(st.integers(1, count))
+    part = search(logs, fewer, 1000).draft(DraftSource.EAGLE)
+    assert part.token_ids == whole.token_ids[:fewer]
+    assert list(part.parents) == list(whole.parents)[:fewer]
+
+
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 4))
 def test_a_narrow_tree_is_no_wider_and_one_wide_is_the_greedy_chain(
     seed: int, count: int, width: int

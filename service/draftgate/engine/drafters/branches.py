@@ -73,7 +73,7 @@ class Branches:
             for number in best
             if number >= self._level and self.nodes[number].log_likelihood > weakest
         ]
-        chosen = sorted(worth[: min(width, room - len(self.read))])
+        chosen = worth[: min(width, room - len(self.read))]
         self.read.extend(chosen)
         return chosen
 
@@ -83,8 +83,9 @@ class Branches:
         return [place.get(self.nodes[number].parent, -1) for number in self.read]
 
     def draft(self, source: DraftSource) -> Draft:
-        """The likeliest of the nodes."""
-        chosen = sorted(self._best())
+        """The likeliest of the nodes, the likeliest first: the first of them are what fewer tokens
+        would have been."""
+        chosen = self._best()
         place = {number: place for place, number in enumerate(chosen)}
         parents = tuple(place.get(self.nodes[number].parent, -1) for number in chosen)
         return Draft(
