@@ -9,7 +9,7 @@ from speculation_runs import Acceptance, Cell, LoneStream
 
 __all__ = ["print_table"]
 
-_LINE = "{:<8}{:<14}{:>4}{:>3}{:>8}{:>9}{:>6}{:>7}  {}"
+_LINE = "{:<8}{:<13}{:>4}{:>3}{:>8}{:>9}{:>6}{:>7}  {}"
 
 
 def print_table(
@@ -59,7 +59,7 @@ def print_table(
 
 
 def _named(drafter: str, draft_width: int) -> str:
-    return f"{drafter}, chain" if draft_width == 1 else drafter
+    return f"{drafter} chain" if draft_width == 1 else drafter
 
 
 def _row(

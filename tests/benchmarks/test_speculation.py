@@ -208,7 +208,7 @@ def test_run_prints_one_table_and_writes_json(
     assert set(content) == {*Report.__dataclass_fields__, "goals"}
     assert all(goal["met"] for goal in content["goals"])
     lines = capsys.readouterr().out.splitlines()
-    header = lines.index("task    drafter       rows  K step ms tokens/s x K=0 length")
+    header = lines.index("task    drafter      rows  K step ms tokens/s x K=0 length")
     table = lines[header : lines.index("", header)]
     # Acceptance by drafter and task, tasks by K and as a chain, three parts of a step, batches.
     assert len(table) == 1 + (1 + 3 * 3) + (1 + 3 * 3) + (1 + 3) + (1 + 2 * 2)
