@@ -47,6 +47,9 @@ _PRIOR_COUNT = 4.0
 _ROW_PRIOR_COUNT = 12.0
 """How many of its own a row needs to outweigh the rate of all rows."""
 
+_NEWLY_USED = 1e-3
+"""Weight of who drafts for all rows beside who drafted for this one."""
+
 _MOST = 0.995
 """No token is certain, whatever few observations say."""
 
@@ -61,11 +64,12 @@ class AcceptanceEstimator:
         self._accepted: _Floats = np.zeros(shape)
         self._used: _Floats = np.zeros(_SOURCES)
         self._rows: dict[int, int] = {}
-        """The place of each row below."""
+        """The place of each row below; place 0 is of rows that nothing is known of."""
         self._free: list[int] = []
-        self._row_reached: _Floats = np.zeros((0, *shape))
-        self._row_accepted: _Floats = np.zeros((0, *shape))
-        self._row_used: _Floats = np.zeros((0, _SOURCES))
+        self._row_reached: _Floats = np.zeros((1, *shape))
+        self._row_accepted: _Floats = np.zeros((1, *shape))
+        self._row_used: _Floats = np.zeros((1, _SOURCES))
+        self._rates = self._pooled_rates()
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Count one step. Rows that drafted nothing leave no trace."""
@@ -89,6 +93,7 @@ class AcceptanceEstimator:
         ):
             pooled *= fade
             np.add.at(pooled, sources, weight * new)
+        self._rates = self._pooled_rates()
 
     def forget(self, row_id: int) -> None:
         """The row has left."""
@@ -104,6 +109,23 @@ class AcceptanceEstimator:
 
         A place that was hardly seen leans to the place before it, the first to the prior.
         """
+        return self._rates.copy()
+
+    def survival(self, row_ids: Sequence[int]) -> _Floats:
+        """How likely each drafted token of each row is to stand: S_j, [rows, max_draft_len].
+
+        A row's sources are taken to draft as often as they did; a new row's as they do for all.
+        """
+        index = np.array([self._rows.get(row_id, 0) for row_id in row_ids], dtype=int)
+        rates = self._row_accepted[index] + _ROW_PRIOR_COUNT * self._rates
+        rates /= self._row_reached[index] + _ROW_PRIOR_COUNT
+        own = np.cumprod(np.minimum(rates, _MOST, out=rates), axis=-1)
+        used = self._row_used[index] + (_NEWLY_USED * self._used + 1e-12)
+        used /= used.sum(axis=1, keepdims=True)
+        survival: _Floats = (used[:, None, :] @ own)[:, 0]
+        return survival
+
+    def _pooled_rates(self) -> _Floats:
         found = np.empty_like(self._reached)
         before: _Floats | float = _PRIOR_RATE
         for place in range(self.max_draft_len):
@@ -111,34 +133,6 @@ class AcceptanceEstimator:
             before = np.minimum(accepted / (self._reached[:, place] + _PRIOR_COUNT), _MOST)
             found[:, place] = before
         return found
-
-    def survival(self, row_ids: Sequence[int]) -> _Floats:
-        """How likely each drafted token of each row is to stand: S_j, [rows, max_draft_len].
-
-        A row's sources are taken to draft as often as they did; a new row's as they do for all.
-        """
-        pooled = self.rates()
-        places = [self._rows.get(row_id, -1) for row_id in row_ids]
-        known = np.array([place >= 0 for place in places])
-        survival = np.broadcast_to(
-            self._mixed(np.cumprod(pooled, axis=-1)[None], self._used[None]),
-            (len(places), self.max_draft_len),
-        ).copy()
-        if known.any():
-            index = np.array([place for place in places if place >= 0])
-            counts = self._row_reached[index] + _ROW_PRIOR_COUNT
-            rates = (self._row_accepted[index] + _ROW_PRIOR_COUNT * pooled) / counts
-            own = np.cumprod(np.minimum(rates, _MOST), axis=-1)
-            survival[known] = self._mixed(own, self._row_used[index] + 1e-3 * self._used)
-        return survival
-
-    def _mixed(self, survival: _Floats, used: _Floats) -> _Floats:
-        """[rows, max_draft_len]: over the sources [rows, sources, max_draft_len], by their use."""
-        if not used.any():
-            return survival[:, 0]
-        total = used.sum(axis=1, keepdims=True)
-        mixed: _Floats = np.einsum("rsk,rs->rk", survival, used / np.maximum(total, 1e-12))
-        return mixed
 
     def _counts(self, outcomes: Sequence[Outcome]) -> tuple[_Floats, _Floats]:
         """[rows, max_draft_len] each: whether the token before stood, and whether it did; 0 where

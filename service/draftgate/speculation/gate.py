@@ -206,18 +206,16 @@ class Gate:
         lens = [draft_len for draft_len in self.draft_lens if draft_len <= highest]
         if not load.rows:
             lens = [0]
-        tokens = self._expected_tokens(load, limits)
-        found = []
-        for draft_len in lens:
-            in_pass = load.plain_tokens + int(np.minimum(limits.lens, draft_len).sum())
-            found.append(
-                Candidate(
-                    draft_len=draft_len,
-                    tokens=float(tokens[draft_len]),
-                    step_ms=self._step_ms(draft_len, in_pass, load.kv_tokens),
-                )
+        tokens = self._expected_tokens(load, limits).tolist()
+        drafted = np.minimum.outer(lens, limits.lens).sum(axis=1).tolist()
+        return tuple(
+            Candidate(
+                draft_len=draft_len,
+                tokens=tokens[draft_len],
+                step_ms=self._step_ms(draft_len, load.plain_tokens + more, load.kv_tokens),
             )
-        return tuple(found)
+            for draft_len, more in zip(lens, drafted, strict=True)
+        )
 
     def _expected_tokens(self, load: Load, limits: _Limits) -> npt.NDArray[np.float64]:
         """Of all rows together, [max_draft_len + 1] by draft length."""
