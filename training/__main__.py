@@ -55,7 +55,7 @@ def prepare(model_dir: ModelDir) -> None:
 def answers(
     model_dir: ModelDir,
     work: Work,
-    tokens: Annotated[int, typer.Option(help="Tokens of answers to train on.")] = 700_000,
+    tokens: Annotated[int, typer.Option(help="Tokens of answers to train on.")] = 1_150_000,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 224,
     workers: Annotated[int, typer.Option(help="Processes, which share the cores.")] = 2,
     anew: Annotated[bool, typer.Option(help="Do not start from the answers shipped.")] = False,
