@@ -59,8 +59,8 @@ def naive(
 @st.composite
 def cases(draw_from: st.DrawFn) -> tuple[list[float], SamplingParams, list[int], list[int]]:
     vocab = draw_from(st.integers(2, 40))
-    # Multiples of an odd step, and odd penalties: no two scores tie by accident, and no cut falls on
-    # a rounding.
+    # Multiples of an odd step, and odd penalties: no two scores tie by accident, and no cut falls
+    # on a rounding.
     steps = draw_from(st.lists(st.integers(-60, 60), min_size=vocab, max_size=vocab, unique=True))
     logits = [step * 0.0917 for step in steps]
     tokens = st.lists(st.integers(0, vocab - 1), max_size=12)
