@@ -26,7 +26,7 @@ serve: $(READY) ## prepare the model once, start Triton and the gateway, stay up
 
 .PHONY: test
 test: $(READY) ## run the tests
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(READY) ## run the tests that take minutes

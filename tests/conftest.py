@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,6 +18,19 @@ DRAFTER_DIR = Path(__file__).parent.parent / "drafters" / "smollm2-135m-instruct
 
 _CACHE = Path(__file__).parent.parent / "build" / "test-checkpoint"
 
+
+def _keep_to_own_cores() -> None:
+    """Several processes of tests share the cores out: threads that wait for each other (OpenMP) are
+    many times slower where two processes have theirs on one core. What a test starts inherits it.
+    """
+    number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) >= count:
+        os.sched_setaffinity(0, cores[int(number) :: count])
+
+
+_keep_to_own_cores()
 
 # Started in the background, by a CI runner say, we inherit that Ctrl-C is ignored, and so would the
 # programs whose answer to it is tested.

@@ -31,7 +31,6 @@ from training.loss import Teacher
 from training.network import EagleNetwork
 from training.prompts import TASKS, make_prompts
 from training.train import Recipe, judge, train
-from training.tree import best_chain, best_tree
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -55,7 +54,7 @@ def prepare(model_dir: ModelDir) -> None:
 def answers(
     model_dir: ModelDir,
     work: Work,
-    tokens: Annotated[int, typer.Option(help="Tokens of answers to train on.")] = 700_000,
+    tokens: Annotated[int, typer.Option(help="Tokens of answers to train on.")] = 1_150_000,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 224,
     workers: Annotated[int, typer.Option(help="Processes, which share the cores.")] = 2,
     anew: Annotated[bool, typer.Option(help="Do not start from the answers shipped.")] = False,
@@ -129,11 +128,6 @@ def head(
     for task, found in judge(network, teacher, held_out, judges, recipe.judged_steps).items():
         rates = " ".join(f"{rate:.3f}" for rate in found.rates)
         print(f"{task}: agreement {rates}, acceptance length {found.acceptance_length:.2f}")
-        shares = found.rank_shares
-        print(f"  right when all before are, by rank: {[[round(s, 3) for s in r] for r in shares]}")
-        for nodes in (4, 7):
-            chain, tree = best_chain(shares, nodes), best_tree(shares, nodes, depth=nodes)
-            print(f"  {nodes} drafts: chain {chain:.2f} tokens a step, best tree {tree:.2f}")
 
 
 @app.command()

@@ -12,8 +12,10 @@ import random
 import re
 import sysconfig
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from pydoc_data import topics as python_topics
 
@@ -106,22 +108,27 @@ class Prompt:
 
 def make_prompts(count: int, *, held_out: bool, seed: int = 0) -> list[Prompt]:
     """At most `count` prompts, all different, in a fixed random order: half chat, 3 in 10 code, the
-    rest rewrite. There are fewer where a task has no more.
+    rest rewrite, at the start as at the end. There are fewer where a task has no more. Of chat and
+    code every other one is a question as people ask it, as long as there are any.
 
     held_out: only topics that training never sees, or only the others; of those nothing that quotes
-    what a held-out topic contains too.
+    or names what a held-out topic contains too.
     """
     generator = random.Random(f"{seed} {held_out}")
     shares = {"chat": 5, "code": 3, "rewrite": 2}
     total = sum(shares.values())
-    chosen = []
+    places: list[tuple[float, Prompt]] = []
     for task, make in (("chat", _chat), ("code", _code), ("rewrite", _rewrite)):
-        prompts = make(held_out)
-        generator.shuffle(prompts)
+        formed, asked = make(held_out), _asked(task, held_out)
+        generator.shuffle(formed)
+        generator.shuffle(asked)
+        prompts = [p for pair in zip_longest(asked, formed) for p in pair if p is not None]
         different = {p.text: p for p in prompts if held_out or not _is_kept_back(p.quoted)}
-        chosen += list(different.values())[: round(count * shares[task] / total)]
-    generator.shuffle(chosen)
-    return chosen
+        most = round(count * shares[task] / total)
+        chosen = list(different.values())[:most]
+        places += [(at / most, prompt) for at, prompt in enumerate(chosen)]
+    places.sort(key=lambda place: place[0])
+    return [prompt for _, prompt in places]
 
 
 def is_held_out(topic: str) -> bool:
@@ -148,6 +155,27 @@ def _held_out_texts() -> frozenset[str]:
 
 def _lines(name: str) -> list[str]:
     return (Path(__file__).parent / "topics" / name).read_text(encoding="utf-8").splitlines()
+
+
+def _asked(task: str, held_out: bool) -> list[Prompt]:
+    """Questions in people's own words, from a list with their topics; not every task has one."""
+    if task not in ("chat", "code"):
+        return []
+    lines = [line.split("\t") for line in _lines(f"asked-{task}.txt")]
+    listed = _lines("chat.txt") + _lines("code.txt") + [topic for topic, _ in lines]
+    kept_back = [topic for topic in listed if is_held_out(topic)]
+    trained = [topic for topic in listed if not is_held_out(topic)]
+    return [
+        Prompt(task, topic, text, held_out)
+        for topic, text in lines
+        if is_held_out(topic) == held_out
+        and not (_names_any(topic, trained) if held_out else _names_any(text, kept_back))
+    ]
+
+
+def _names_any(text: str, topics: Sequence[str]) -> bool:
+    words = f" {re.sub(r'[^a-z0-9]+', ' ', text.lower())} "
+    return any(f" {topic.lower()} " in words for topic in topics)
 
 
 def _chat(held_out: bool) -> list[Prompt]:

@@ -29,7 +29,7 @@ __all__ = ["Recipe", "judge", "train"]
 class Recipe:
     """How to train."""
 
-    epochs: int = 4
+    epochs: int = 3
     steps: int = 3
     """Drafts in a chain (training-time test)."""
     judged_steps: int = 4

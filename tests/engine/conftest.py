@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +19,12 @@ from tests.support.tiny_models import TINY, write_checkpoint
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.json"
 TOKENS = 64
 """Greedy tokens compared for every prompt."""
+CORES = len(os.sched_getaffinity(0))
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """A tiny model is slower on two threads than on one; the machines that test have two cores."""
+    """A tiny model is slower on two threads than on one."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     yield
@@ -31,7 +33,7 @@ def threads(count: int) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def fitting_threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    with threads(2 if "target" in request.fixturenames else 1):
+    with threads(CORES if "target" in request.fixturenames else 1):
         yield
 
 
@@ -59,7 +61,7 @@ def prompts(checkpoint_dir: Path) -> dict[str, list[int]]:
 @pytest.fixture(scope="session")
 def together(target: Target, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
     """Each prompt's greedy tokens, from one batch without speculation."""
-    with threads(2), running(target, drafter="none") as engine:
+    with threads(CORES), running(target, drafter="none") as engine:
         return engine.run(prompts, greedy(TOKENS))
 
 

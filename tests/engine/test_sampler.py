@@ -59,7 +59,8 @@ def naive(
 @st.composite
 def cases(draw_from: st.DrawFn) -> tuple[list[float], SamplingParams, list[int], list[int]]:
     vocab = draw_from(st.integers(2, 40))
-    # Multiples of an irrational step: no two sums tie by accident, and no cut falls on a rounding.
+    # Multiples of an odd step, and odd penalties: no two scores tie by accident, and no cut falls
+    # on a rounding.
     steps = draw_from(st.lists(st.integers(-60, 60), min_size=vocab, max_size=vocab, unique=True))
     logits = [step * 0.0917 for step in steps]
     tokens = st.lists(st.integers(0, vocab - 1), max_size=12)
@@ -68,7 +69,7 @@ def cases(draw_from: st.DrawFn) -> tuple[list[float], SamplingParams, list[int],
         top_k=draw_from(st.integers(0, vocab + 3)),
         top_p=draw_from(st.sampled_from([0.0137, 0.3519, 0.7113, 0.9371, 1.0])),
         min_p=draw_from(st.sampled_from([0.0, 0.0211, 0.2713, 1.0])),
-        repetition_penalty=draw_from(st.sampled_from([0.77, 1.0, 1.3])),
+        repetition_penalty=draw_from(st.sampled_from([0.7717, 1.0, 1.2947])),
         presence_penalty=draw_from(st.sampled_from([-1.3, 0.0, 0.57])),
         frequency_penalty=draw_from(st.sampled_from([-0.7, 0.0, 0.43])),
     )
