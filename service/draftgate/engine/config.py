@@ -72,7 +72,9 @@ class EngineConfig:
     drafter_dir: str = ""
     """The folder of the drafter's weights, where it has any."""
     draft_len: int = 4
-    """Draft length K of every step; 0 never speculates."""
+    """Longest draft, in tokens; 0 never speculates."""
+    gate: str = "fixed"
+    """Who decides how much of it each step drafts: `auto`, by load, or `fixed`, all of it."""
     draft_width: int = 4
     """Most tokens that an EAGLE drafter lets follow one drafted token, so that its K tokens are a
     tree; 1 drafts chains. Rows that draw by chance under rejection sampling get chains."""
@@ -102,6 +104,7 @@ class EngineConfig:
         for name, allowed in (
             ("dtype", ("bfloat16", "float32")),
             ("device", ("auto", "cpu", "cuda")),
+            ("gate", ("auto", "fixed")),
         ):
             if getattr(self, name) not in allowed:
                 raise invalid_argument(name, getattr(self, name), " or ".join(allowed))

@@ -14,7 +14,9 @@ import torch
 
 from draftgate.contract import FinishReason
 from draftgate.engine.config import EngineConfig
+from draftgate.engine.cost_profile import costs_file, measure_costs
 from draftgate.engine.drafters import Drafter, make_drafter
+from draftgate.engine.gating import make_gate
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
 from draftgate.engine.model import Target, load_target, sequence_limit
 from draftgate.engine.request import EngineCounters, Request, Sink
@@ -24,6 +26,7 @@ from draftgate.engine.sequence import Sequence
 from draftgate.engine.step import Stepper
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.sampling import check_token_ids
+from draftgate.speculation import CostTable, Gate, Policy
 
 __all__ = ["Engine"]
 
@@ -45,9 +48,11 @@ class Engine:
         config: EngineConfig,
         *,
         drafter: Drafter | None = None,
+        costs: CostTable | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """drafter: one to use instead of the configured one.
+        """drafter: one to use instead of the configured one. costs: what steps cost, which a gate
+        that is to decide needs.
 
         Raises DraftgateError when the KV cache or the configured drafter cannot be had.
         """
@@ -67,11 +72,12 @@ class Engine:
             drafter.attach(self._cache.stores[1])
         self.max_sequence_tokens = min(wanted, self._cache.total_blocks * BLOCK_TOKENS)
         self._scheduler = Scheduler(config, self._cache)
+        self._gate = make_gate(config, costs)
         self._stepper = Stepper(
             target,
             self._cache,
             drafter,
-            config.draft_len,
+            self._gate,
             self.max_sequence_tokens,
             clock,
         )
@@ -99,7 +105,34 @@ class Engine:
             torch.set_num_threads(config.threads)
         dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
         target = load_target(model_dir, dtype, torch.device("cuda" if cuda else "cpu"))
-        return cls(target, config, drafter=drafter)
+        engine = cls(target, config, drafter=drafter)
+        if config.gate == "auto" and config.draft_len:
+            engine.use_costs(_known_costs(engine))
+        return engine
+
+    @property
+    def gate(self) -> Gate:
+        """Decides how much each step drafts. Only the engine's own thread may change it, or one
+        that has called `step`."""
+        return self._gate
+
+    def set_policy(self, policy: Policy) -> None:
+        """What an operator asks of the gate, from the next step on.
+
+        Raises DraftgateError(INVALID_ARGUMENT) where it is out of range.
+        """
+        with self._work:
+            self._gate.set_policy(policy)
+
+    def use_costs(self, costs: CostTable) -> None:
+        """Let the gate start from this table, knowing nothing yet of acceptance."""
+        self._gate = make_gate(self.config, costs)
+        self._stepper.gate = self._gate
+
+    def step(self) -> None:
+        """Run one step on the caller's thread, as long as the engine has not been started."""
+        with torch.inference_mode():
+            self._step()
 
     def start(self, on_failure: Callable[[str], None] | None = None) -> None:
         """Begin to run. `on_failure` hears why, after every request has, if a step ever fails."""
@@ -220,7 +253,7 @@ class Engine:
             self._drop_ended(now_s)
             self._scheduler.trim()
         # Only this thread changes which rows run, so a drafter may take its time unlocked.
-        draft = self._stepper.draft(self._scheduler.running)
+        draft = self._stepper.draft(self._scheduler.running, self._scheduler.planned_prefill())
         lens = {row_id: len(d.token_ids) for row_id, d in draft.items()}
         with self._work:
             rows = self._scheduler.schedule(now_s, lens)
@@ -306,6 +339,23 @@ class Engine:
             self.target.config.shape.vocab_size,
             self.target.device,
         )
+
+
+def _known_costs(engine: Engine) -> CostTable:
+    """What steps cost here, from an earlier start or measured now."""
+    path = costs_file(engine)
+    if path.exists():
+        try:
+            return CostTable.load(path)
+        except DraftgateError as error:
+            _LOG.warning("the costs are measured again: %s", error.message)
+    costs = measure_costs(engine)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        costs.save(path)
+    except OSError as error:
+        _LOG.warning("the costs are not kept: %s", error)
+    return costs
 
 
 class _RecentIds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 
 from draftgate.engine.config import EngineConfig
 from draftgate.engine.kv_cache import KVCache
@@ -94,6 +95,13 @@ class Scheduler:
             for sequence in self.running
             if sequence.row_id in counts
         ]
+
+    def planned_prefill(self) -> int:
+        """How many tokens of prompts the next step is going to compute, new rows' among them."""
+        left = sum(s.prefill_upto - s.computed for s in self.running if not s.decoding)
+        free = self._cache.max_rows - len(self.running)
+        left += sum(len(s.tokens) for s in islice(self.waiting, free))
+        return min(left, self._config.prefill_chunk_tokens)
 
     def _chunk(self, sequence: Sequence) -> int:
         """How many tokens of its prompt a row may compute in one step.

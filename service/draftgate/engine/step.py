@@ -20,6 +20,7 @@ from draftgate.engine.sequence import Sequence
 from draftgate.engine.tree import chain_parents, depths
 from draftgate.engine.verify import verify_equal, verify_rejection
 from draftgate.errors import DraftgateError
+from draftgate.speculation import Decision, Gate, Load, Outcome, RowLoad
 
 __all__ = ["StepTotals", "Stepper"]
 
@@ -43,27 +44,38 @@ class Stepper:
         target: Target,
         cache: KVCache,
         drafter: Drafter | None,
-        draft_len: int,
+        gate: Gate,
         max_sequence_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self._target = target
         self._cache = cache
         self._drafter = drafter
-        self._draft_len = draft_len
+        self.gate = gate
+        """Decides how much each step drafts."""
         self._max_sequence_tokens = max_sequence_tokens
         self._clock = clock
+        self._begun_s = 0.0
+        self._decision: Decision | None = None
+        self._granted: dict[int, tuple[int, GateReason]] = {}
         self.totals = StepTotals()
 
-    def draft(self, running: ListOf[Sequence]) -> dict[int, Draft]:
-        """Drafts by row id for the rows that decode and may speculate: an empty one where the
-        cache has no room, none where nothing was proposed."""
+    def draft(self, running: ListOf[Sequence], prefill_tokens: int) -> dict[int, Draft]:
+        """Drafts by row id for the rows that decode and that the gate lets speculate: an empty one
+        where the cache has no room, none where nothing was proposed.
+
+        prefill_tokens: how many tokens of prompts the step is going to compute.
+        """
+        self._begun_s = self._clock()
+        self._decision, self._granted = None, {}
         if self._drafter is None:
             return {}
+        decoding = [sequence for sequence in running if sequence.decoding]
+        self._decide(decoding, prefill_tokens)
         queries, drafts = [], {}
-        for sequence in running:
-            count = self._allowed(sequence)[0]
-            if not sequence.decoding or not count:
+        for sequence in decoding:
+            count = self._granted[sequence.row_id][0]
+            if not count:
                 continue
             assert sequence.slot is not None
             # A drafter with a cache of its own writes where the target will, before it does.
@@ -89,6 +101,10 @@ class Stepper:
     ) -> list[tuple[Sequence, Output]]:
         """One pass over these rows. Returns what to send for the rows that emitted."""
         self.totals.steps += 1
+        ran = self._load(
+            [row.sequence for row in rows if row.sequence.decoding],
+            sum(row.count for row in rows if not row.sequence.decoding),
+        )
         for row in rows:
             if row.sequence.computed == 0:
                 # New, or put back a while ago and now computed again from its start.
@@ -98,6 +114,7 @@ class Stepper:
         greedy = self._greedy(rows, done.logits)
         outputs: list[tuple[Sequence, Output]] = []
         settled: list[Settled] = []
+        outcomes: list[Outcome] = []
         packed = first = 0
         for row, draft in zip(rows, granted, strict=True):
             sequence, start = row.sequence, row.sequence.computed
@@ -113,12 +130,19 @@ class Stepper:
                 reason = GateReason.PREFILL if prefilling else reason
                 output = self._emit(sequence, draft, standing, token, logits, reason)
                 outputs.append((sequence, replace(output, batch_rows=len(rows))))
+                if draft.token_ids:
+                    outcomes.append(_outcome(sequence, draft, standing, output))
                 places += [packed + row.count + place for place in standing]
                 first = last
             settled.append(_settled(sequence, draft, start, places))
             packed += row.count + len(draft.token_ids)
         if self._drafter is not None:
             self._drafter.observe(settled, done.features)
+        if self._decision is not None:
+            took_ms = 1e3 * (self._clock() - self._begun_s)
+            # A prompt's tokens cost more or less than drafts, by what comes before them.
+            usual = took_ms if took_ms > 0 and not ran.prefill_tokens else None
+            self.gate.observe(self._decision, outcomes, ran, usual)
         return outputs
 
     def send_last(
@@ -143,20 +167,33 @@ class Stepper:
         """The generation has left, or is computed again from its start."""
         if self._drafter is not None:
             self._drafter.reset(sequence.row_id)
+        self.gate.forget(sequence.row_id)
 
-    def _allowed(self, sequence: Sequence) -> tuple[int, GateReason]:
-        """How many tokens the row may draft, and what decided it."""
-        if self._draft_len == 0 or self._drafter is None:
-            return 0, GateReason.DISABLED
-        # The pass emits one token of its own, so a draft of all that is left is never needed.
-        left = min(sequence.budget, self._max_sequence_tokens - len(sequence.tokens)) - 1
-        cap = sequence.request.params.max_draft_len
-        cap = self._draft_len if cap is None else cap
-        if left < min(cap, self._draft_len):
-            return max(left, 0), GateReason.BUDGET
-        if cap < self._draft_len:
-            return cap, GateReason.REQUEST_CAP
-        return self._draft_len, GateReason.FIXED
+    def _decide(self, decoding: ListOf[Sequence], prefill_tokens: int) -> None:
+        """Ask the gate how many tokens each of these rows may draft."""
+        decision = self._decision = self.gate.decide(self._load(decoding, prefill_tokens))
+        self._granted = {
+            sequence.row_id: (count, reason)
+            for sequence, count, reason in zip(
+                decoding, decision.row_lens, decision.row_reasons, strict=True
+            )
+        }
+
+    def _load(self, decoding: ListOf[Sequence], prefill_tokens: int) -> Load:
+        return Load(
+            rows=[
+                RowLoad(
+                    row_id=sequence.row_id,
+                    # The pass emits one token of its own, so a draft of all that is left is never
+                    # needed.
+                    left=min(sequence.budget, self._max_sequence_tokens - len(sequence.tokens)) - 1,
+                    cap=sequence.request.params.max_draft_len,
+                )
+                for sequence in decoding
+            ],
+            prefill_tokens=prefill_tokens,
+            kv_tokens=sum(sequence.computed for sequence in decoding),
+        )
 
     def _forward(self, rows: ListOf[ScheduledRow], drafts: ListOf[Draft]) -> Pass:
         """The target's pass; its logits are those of the rows that emit: after their last token
@@ -254,7 +291,7 @@ class Stepper:
         return tokens, FinishReason.NONE
 
     def _reason(self, sequence: Sequence, draft: Draft, proposed: bool) -> GateReason:
-        count, reason = self._allowed(sequence)
+        count, reason = self._granted.get(sequence.row_id, (0, GateReason.DISABLED))
         if not count or draft.token_ids:
             return reason
         return GateReason.BUDGET if proposed else GateReason.NO_DRAFT
@@ -313,6 +350,20 @@ def _settled(sequence: Sequence, draft: Draft, start: int, places: ListOf[int]) 
         computed=sequence.computed,
         packed=places[: sequence.computed - start],
         draft=draft,
+    )
+
+
+def _outcome(sequence: Sequence, draft: Draft, standing: ListOf[int], output: Output) -> Outcome:
+    """What the draft says about acceptance. standing: the drafts that stood before the generation
+    may have ended with one of them, behind which nothing is known."""
+    emitted = standing[: len(output.token_ids)]
+    ended = output.finish_reason is not FinishReason.NONE and len(emitted) == len(output.token_ids)
+    return Outcome(
+        row_id=sequence.row_id,
+        source=int(draft.source),
+        drafted=len(draft.token_ids),
+        accepted=emitted,
+        valid=emitted[-1] + 1 if ended and emitted else None,
     )
 
 

@@ -106,24 +106,21 @@ class Gate:
         policy: Policy | None = None,
         settings: GateSettings | None = None,
     ) -> None:
-        """draft_lens: what may be chosen, 0 is added. costs: knows all of them; without it only
-        `off` and `fixed` make sense, and `auto` takes the longest draft.
+        """draft_lens: what may be chosen, 0 is added. costs: without it `auto` takes the longest
+        draft. policy: the configuration's, until an operator sets another.
 
         Raises DraftgateError(INVALID_ARGUMENT) where the policy is out of range.
         """
-        lens = sorted({0, *draft_lens})
         self.costs = costs
-        if costs is not None:
-            lens = [draft_len for draft_len in lens if draft_len in costs.curves]
-        self.draft_lens = tuple(lens)
+        self.draft_lens = tuple(sorted({0, *draft_lens}))
         self.settings = settings or GateSettings()
         self.acceptance = AcceptanceEstimator(max(self.draft_lens[-1], 1))
         self.correction = CostCorrection()
         self.reasons: Counter[GateReason] = Counter()
         self.switches = 0
         self.steps = 0
-        self._policy = Policy()
-        self.set_policy(policy or Policy())
+        self._policy = self._configured = policy or Policy()
+        self._policy.validate(self.draft_lens[-1])
         self._draft_len = 0
         self._since_switch = self.settings.dwell_steps
         self._since_probe = 0
@@ -195,7 +192,9 @@ class Gate:
             draft_len = 0
         elif mode is Mode.FIXED:
             draft_len = min(self._policy.draft_len, highest)
-        reason = GateReason.FIXED if mode is Mode.AUTO else GateReason.OPERATOR
+        reason = GateReason.OPERATOR
+        if self._policy is self._configured:
+            reason = GateReason.FIXED if self.draft_lens[-1] else GateReason.DISABLED
         self._note(draft_len)
         candidates = () if self.costs is None else self._candidates(load, limits, highest)
         return self._decision(load, limits, draft_len, reason, candidates)
@@ -203,7 +202,8 @@ class Gate:
     def _candidates(self, load: Load, limits: _Limits, highest: int) -> tuple[Candidate, ...]:
         """Every draft length that may be chosen, the shortest first."""
         assert self.costs is not None
-        lens = [draft_len for draft_len in self.draft_lens if draft_len <= highest]
+        known = self.costs.curves
+        lens = [k for k in self.draft_lens if k <= highest and k in known]
         if not load.rows:
             lens = [0]
         tokens = self._expected_tokens(load, limits).tolist()

@@ -10,10 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from draftgate.speculation.costs import CostTable
 from draftgate.speculation.laws import Law
 from draftgate.speculation.load import Load, Outcome, RowLoad
+
+_Array = npt.NDArray[np.int64]
 
 __all__ = ["Phase", "PhaseResult", "Replay", "Requests", "World", "replay"]
 
@@ -212,19 +215,19 @@ class _Rows:
             for row_id, left in zip(self._ids, self._left, strict=True)
         ]
 
-    def accept(self, lens: np.ndarray) -> np.ndarray:
+    def accept(self, lens: _Array) -> _Array:
         """How many drafts of each row stand, [rows]."""
         luck = self._random.random((len(self._ids), self._places))
         stands = np.cumprod(luck < self._rates[self._kind], axis=1)
         return np.minimum(stands.sum(axis=1), lens)
 
-    def outcomes(self, lens: np.ndarray, accepted: np.ndarray) -> list[Outcome]:
+    def outcomes(self, lens: _Array, accepted: _Array) -> list[Outcome]:
         return [
             Outcome(row_id, 1, int(drafted), range(int(stood)))
             for row_id, drafted, stood in zip(self._ids, lens, accepted, strict=True)
         ]
 
-    def advance(self, accepted: np.ndarray, law: Law, phase: Phase) -> None:
+    def advance(self, accepted: _Array, law: Law, phase: Phase) -> None:
         self._left = self._left - 1 - accepted
         self._context = self._context + 1 + accepted
         for place in np.flatnonzero(self._left <= 0):
@@ -235,7 +238,7 @@ class _Rows:
             self._kind[place], self._left[place] = kinds[0], left[0]
             self._context[place] = phase.context_tokens
 
-    def _fresh(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _fresh(self, count: int) -> tuple[_Array, _Array]:
         shares = np.array([share for share, _ in self._requests.kinds])
         kinds = self._random.choice(len(shares), size=count, p=shares / shares.sum())
         return kinds, np.full(count, self._requests.output_tokens)
@@ -250,6 +253,6 @@ def _padded(rates: Sequence[float], places: int) -> list[float]:
     return [*rates[:places], *[rates[-1]] * (places - len(rates))]
 
 
-def _partial(lens: np.ndarray) -> bool:
+def _partial(lens: _Array) -> bool:
     """Whether only a few rows draft, as in a probe."""
     return 0 < np.count_nonzero(lens) <= len(lens) // 4

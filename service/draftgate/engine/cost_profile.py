@@ -1,0 +1,175 @@
+"""Measuring what steps cost, before the engine serves: the table that its gate starts from.
+
+Real steps of the real engine are timed, with synthetic prompts, for a few batch sizes and every
+draft length. So a time has everything in it: drafting, keeping the drafter in step, the host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from draftgate.engine.gating import draft_lens
+from draftgate.engine.request import Output, Request
+from draftgate.sampling import SamplingParams
+from draftgate.speculation import CostCurve, CostTable, Mode, Policy
+
+if TYPE_CHECKING:
+    from draftgate.engine.engine import Engine
+
+__all__ = ["costs_file", "measure_costs"]
+
+_SHORT, _LONG = 48, 768
+"""Tokens of a prompt; the second to see what context costs."""
+
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+_MOST_TOKENS = 160
+"""A pass over more is not measured, but for the longest drafts' line to go on from."""
+
+_REPEATS = 3
+_MARGIN = 0.8
+"""Share of the budget after which no further batch size is begun."""
+
+
+def measure_costs(
+    engine: Engine, budget_s: float = 10.0, clock: Callable[[], float] = time.perf_counter
+) -> CostTable:
+    """Time steps on an engine whose thread does not run yet, in about `budget_s` at most.
+
+    Larger batches are left out when the time is short; the table's lines go on from the last two.
+    """
+    until_s = clock() + _MARGIN * budget_s
+    lens = draft_lens(engine.config.draft_len)
+    bench = _Bench(engine, clock)
+    points: dict[int, list[tuple[int, float]]] = {draft_len: [] for draft_len in lens}
+    kv_us = bench.kv_us(lens)
+    for rows in _BATCHES:
+        if rows > engine.max_batch_rows or (clock() > until_s and rows > 2):
+            break
+        bench.fill(rows)
+        for draft_len in lens:
+            tokens = rows * (draft_len + 1)
+            if tokens > _MOST_TOKENS and len(points[draft_len]) > 1:
+                continue
+            step_ms = bench.step_ms(draft_len)
+            base_ms = step_ms - bench.kv_tokens * kv_us[draft_len] / 1e3
+            points[draft_len].append((tokens, max(base_ms, 0.5 * step_ms)))
+    bench.empty()
+    return CostTable(
+        {
+            draft_len: CostCurve(
+                tuple(tokens for tokens, _ in found),
+                tuple(time_ms for _, time_ms in found),
+                kv_us[draft_len],
+            )
+            for draft_len, found in points.items()
+        },
+        source=f"{_hardware()}; {engine.target.config.name}; {engine.config.drafter}",
+        measured_at_s=round(time.time()),
+    ).grown()
+
+
+def costs_file(engine: Engine, folder: Path | None = None) -> Path:
+    """Where the table of such an engine on such a machine is kept; folder: by default the user's
+    cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    config = engine.config
+    told = {
+        "hardware": _hardware(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "model": [str(engine.target.config.folder.resolve()), engine.target.config.quantization],
+        "dtype": config.dtype,
+        "drafter": [config.drafter, config.drafter_dir, config.draft_len, config.draft_width],
+        "rows": engine.max_batch_rows,
+        "positions": engine.max_sequence_tokens,
+    }
+    key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    return (folder or cache / "draftgate" / "costs") / f"{key}.json"
+
+
+class _Bench:
+    """An engine with as many rows as are wanted, all of which decode."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._vocab = engine.target.config.shape.vocab_size
+        self._rows = 0
+        self._context = min(_SHORT, engine.max_sequence_tokens // 4)
+
+    @property
+    def kv_tokens(self) -> int:
+        return self._rows * self._context
+
+    def kv_us(self, lens: tuple[int, ...]) -> dict[int, float]:
+        """Microseconds for each KV token, by draft length: from one row with a long context and one
+        with a short."""
+        longer = min(_LONG, self._engine.max_sequence_tokens // 2)
+        ends = {0, lens[-1]}
+        times: dict[int, dict[int, float]] = {}
+        for context in (self._context, longer):
+            self._add(context)
+            times[context] = {draft_len: self.step_ms(draft_len) for draft_len in ends}
+            self.empty()
+        more = max(longer - self._context, 1)
+        slopes = {
+            k: max(1e3 * (times[longer][k] - times[self._context][k]) / more, 0.0) for k in ends
+        }
+        low, high = slopes[0], slopes[lens[-1]]
+        return {k: low + (high - low) * k / max(lens[-1], 1) for k in lens}
+
+    def fill(self, rows: int) -> None:
+        """Rows of short context, so many in all."""
+        while self._rows < rows:
+            self._add(self._context)
+
+    def step_ms(self, draft_len: int) -> float:
+        """A step with this draft length: the median of some, after one that is not counted."""
+        self._engine.set_policy(Policy(mode=Mode.FIXED, draft_len=draft_len))
+        times = []
+        for _ in range(1 + _REPEATS):
+            begun_s = self._clock()
+            self._engine.step()
+            times.append(1e3 * (self._clock() - begun_s))
+        return statistics.median(times[1:])
+
+    def empty(self) -> None:
+        """Take all rows out."""
+        for number in range(self._rows):
+            self._engine.stop(f"cost profile {number}")
+        self._rows = 0
+        self._engine.step()
+
+    def _add(self, context: int) -> None:
+        """One more row, and steps until it decodes."""
+        answered: list[Output] = []
+        ids = tuple((7919 * (i + 31 * self._rows) + 11) % self._vocab for i in range(context))
+        params = SamplingParams(
+            max_tokens=self._engine.max_sequence_tokens, temperature=0.0, ignore_eos=True
+        )
+        self._engine.set_policy(Policy(mode=Mode.OFF))
+        self._engine.submit(Request(f"cost profile {self._rows}", ids, params), answered.append)
+        self._rows += 1
+        while not answered:
+            self._engine.step()
+
+
+def _hardware() -> str:
+    """The processor by name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
