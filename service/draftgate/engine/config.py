@@ -18,8 +18,6 @@ __all__ = ["EngineConfig", "ModelConfig"]
 class ModelConfig:
     """A checkpoint folder's model: its sizes, and what else its configuration files say."""
 
-    name: str
-    """What the checkpoint calls itself: the folder's name."""
     folder: Path
     """Where it lies."""
     shape: ModelShape
@@ -28,6 +26,11 @@ class ModelConfig:
     """`FP8` for a ModelOpt checkpoint, else empty."""
     eos_token_ids: tuple[int, ...]
     """Ids that end a generation."""
+
+    @property
+    def name(self) -> str:
+        """What the checkpoint calls itself: the folder's name."""
+        return self.folder.resolve().name
 
     @classmethod
     def load(cls, model_dir: Path) -> ModelConfig:
@@ -38,7 +41,6 @@ class ModelConfig:
         """
         raw = read_object(model_dir / "config.json")
         return cls(
-            name=model_dir.resolve().name,
             folder=model_dir,
             shape=model_shape(raw),
             quantization=_quantization(model_dir),
