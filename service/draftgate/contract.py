@@ -95,7 +95,7 @@ class GateReason(IntEnum):
     LOW_ACCEPTANCE = 9
     """The gate found drafts not to pay, since too few are accepted."""
     COMPUTE_BOUND = 10
-    """The gate found drafts not to pay even if all were accepted: the batch fills the machine."""
+    """The gate found drafts not to pay even if most were accepted: the batch fills the machine."""
     ITL_CEILING = 11
     """A longer draft would emit more, in steps longer than the operator allows."""
     DWELL = 12

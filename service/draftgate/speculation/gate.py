@@ -29,6 +29,11 @@ from draftgate.speculation.policy import Mode, Policy
 __all__ = ["Candidate", "Decision", "Gate", "GateSettings"]
 
 
+_HIGH_ACCEPTANCE = 0.8
+"""What a good drafter reaches: where drafts would pay with it, too few are accepted, else the batch
+fills the machine."""
+
+
 @dataclass(frozen=True)
 class GateSettings:
     """The law's constants."""
@@ -176,6 +181,8 @@ class Gate:
         limits = _limits(load, highest)
         if policy.mode is not Mode.AUTO or self.costs is None:
             return self._ordered(load, limits, highest)
+        if not load.rows:
+            return self._decision(load, limits, 0, GateReason.PREFILL, ())
         candidates = self._candidates(load, limits, highest)
         chosen, reason = self._choose(candidates)
         self._note(chosen.draft_len)
@@ -204,8 +211,6 @@ class Gate:
         assert self.costs is not None
         known = self.costs.curves
         lens = [k for k in self.draft_lens if k <= highest and k in known]
-        if not load.rows:
-            lens = [0]
         tokens = self._expected_tokens(load, limits).tolist()
         drafted = np.minimum.outer(lens, limits.lens).sum(axis=1).tolist()
         return tuple(
@@ -268,8 +273,8 @@ class Gate:
             return GateReason.GAIN
         plain = candidates[0]
         for candidate in candidates[1:]:
-            # Were every draft accepted, would it pay? Then it is for want of acceptance.
-            if (1 + candidate.draft_len) * plain.step_ms > candidate.step_ms:
+            tokens = sum(_HIGH_ACCEPTANCE**place for place in range(candidate.draft_len + 1))
+            if tokens * plain.step_ms > candidate.step_ms:
                 return GateReason.LOW_ACCEPTANCE
         return GateReason.COMPUTE_BOUND
 

@@ -115,7 +115,7 @@ class _GateReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GateReason
     GATE_REASON_LOW_ACCEPTANCE: _GateReason.ValueType  # 9
     """Drafts would not pay, since too few are accepted."""
     GATE_REASON_COMPUTE_BOUND: _GateReason.ValueType  # 10
-    """Drafts would not pay even if all were accepted: the batch fills the machine."""
+    """Drafts would not pay even if most were accepted: the batch fills the machine."""
     GATE_REASON_ITL_CEILING: _GateReason.ValueType  # 11
     """A longer draft would emit more, in steps longer than the operator allows."""
     GATE_REASON_DWELL: _GateReason.ValueType  # 12
@@ -145,7 +145,7 @@ GATE_REASON_GAIN: GateReason.ValueType  # 8
 GATE_REASON_LOW_ACCEPTANCE: GateReason.ValueType  # 9
 """Drafts would not pay, since too few are accepted."""
 GATE_REASON_COMPUTE_BOUND: GateReason.ValueType  # 10
-"""Drafts would not pay even if all were accepted: the batch fills the machine."""
+"""Drafts would not pay even if most were accepted: the batch fills the machine."""
 GATE_REASON_ITL_CEILING: GateReason.ValueType  # 11
 """A longer draft would emit more, in steps longer than the operator allows."""
 GATE_REASON_DWELL: GateReason.ValueType  # 12
