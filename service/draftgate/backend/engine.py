@@ -42,6 +42,7 @@ from draftgate.contract import (
 from draftgate.engine import Engine, EngineConfig, Output, Request
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.sampling import SamplingParams, Verification
+from draftgate.speculation import Policy
 from draftgate.text import Tokenizer
 
 __all__ = ["TritonPythonModel"]
@@ -104,14 +105,24 @@ class TritonPythonModel:
 
     def _control(self, text: str) -> dict[str, object]:
         try:
-            operation = json.loads(text).get("op")
+            asked = json.loads(text)
+            operation = asked.get("op")
         except (ValueError, AttributeError, RecursionError):
             raise invalid_argument(CONTROL, text, 'a JSON object with "op"') from None
         if operation == "describe":
             return _description(self._engine, self._tokenizer)
         if operation == "counters":
             return asdict(self._engine.counters())
-        raise invalid_argument(f"{CONTROL}.op", operation, "describe or counters")
+        if operation == "gate":
+            return self._engine.gate_state()
+        if operation == "set_gate_policy":
+            policy = asked.get("policy")
+            if not isinstance(policy, dict):
+                raise invalid_argument("policy", policy, "a JSON object")
+            self._engine.set_policy(Policy.from_mapping(policy), save=asked.get("save") is True)
+            return self._engine.gate_state()
+        allowed = "describe, counters, gate or set_gate_policy"
+        raise invalid_argument(f"{CONTROL}.op", operation, allowed)
 
 
 @dataclass(eq=False)

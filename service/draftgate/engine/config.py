@@ -80,6 +80,8 @@ class EngineConfig:
     draft_width: int = 4
     """Most tokens that an EAGLE drafter lets follow one drafted token, so that its K tokens are a
     tree; 1 drafts chains. Rows that draw by chance under rejection sampling get chains."""
+    policy_file: str = ""
+    """Where an operator's policy for the gate is kept from start to start; empty: nowhere."""
     ngram_min: int = 2
     """Shortest match that the n-gram drafter follows, in tokens."""
     ngram_max: int = 6

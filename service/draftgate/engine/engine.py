@@ -16,7 +16,7 @@ from draftgate.contract import FinishReason
 from draftgate.engine.config import EngineConfig
 from draftgate.engine.cost_profile import costs_file, measure_costs
 from draftgate.engine.drafters import Drafter, make_drafter
-from draftgate.engine.gating import make_gate
+from draftgate.engine.gating import make_gate, save_policy, saved_policy
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
 from draftgate.engine.model import Target, load_target, sequence_limit
 from draftgate.engine.request import EngineCounters, Request, Sink
@@ -26,7 +26,7 @@ from draftgate.engine.sequence import Sequence
 from draftgate.engine.step import Stepper
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.sampling import check_token_ids
-from draftgate.speculation import CostTable, Gate, Policy
+from draftgate.speculation import CostTable, Gate, Policy, gate_state
 
 __all__ = ["Engine"]
 
@@ -81,6 +81,7 @@ class Engine:
             self.max_sequence_tokens,
             clock,
         )
+        self._started_s = clock()
         self._row_ids = itertools.count()
         self._by_id: dict[str, Sequence] = {}
         self._stopped_ids = _RecentIds()
@@ -108,6 +109,9 @@ class Engine:
         engine = cls(target, config, drafter=drafter)
         if config.gate == "auto" and config.draft_len:
             engine.use_costs(_known_costs(engine))
+        saved = saved_policy(config)
+        if saved is not None:
+            engine.set_policy(saved)
         return engine
 
     @property
@@ -116,13 +120,25 @@ class Engine:
         that has called `step`."""
         return self._gate
 
-    def set_policy(self, policy: Policy) -> None:
-        """What an operator asks of the gate, from the next step on.
+    def set_policy(self, policy: Policy, *, save: bool = False) -> None:
+        """What an operator asks of the gate, from the next step on. save: at the next start too.
 
-        Raises DraftgateError(INVALID_ARGUMENT) where it is out of range.
+        Raises DraftgateError: INVALID_ARGUMENT where it is out of range, FAILED_PRECONDITION where
+        it cannot be kept; nothing changes then.
         """
+        policy.validate(self._gate.draft_lens[-1])
+        if save:
+            save_policy(self.config, policy)
         with self._work:
             self._gate.set_policy(policy)
+
+    def gate_state(self) -> dict[str, object]:
+        """What the gate does and knows, fit for JSON, with the tokens emitted since the start."""
+        with self._work:
+            state = gate_state(self._gate, now_s=time.time())
+            state["emitted_tokens"] = self._stepper.totals.emitted_tokens
+            state["uptime_s"] = self._clock() - self._started_s
+            return state
 
     def use_costs(self, costs: CostTable) -> None:
         """Let the gate start from this table, knowing nothing yet of acceptance."""

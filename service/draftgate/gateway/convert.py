@@ -16,7 +16,7 @@ from draftgate.telemetry.report import GenerationReport
 from draftgate.text import Message
 from draftgate.upstream.types import EngineDescription
 
-__all__ = ["generation_input", "model_message", "response"]
+__all__ = ["DRAFT_SOURCES", "generation_input", "model_message", "response"]
 
 _FINISH_REASONS: Mapping[str, pb.FinishReason.ValueType] = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -25,13 +25,14 @@ _FINISH_REASONS: Mapping[str, pb.FinishReason.ValueType] = {
     FinishReason.DEADLINE: pb.FINISH_REASON_DEADLINE,
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
 }
-_DRAFT_SOURCES = {
+DRAFT_SOURCES = {
     DraftSource.NONE: pb.DRAFT_SOURCE_UNSPECIFIED,
     DraftSource.EAGLE: pb.DRAFT_SOURCE_EAGLE,
     DraftSource.NGRAM: pb.DRAFT_SOURCE_NGRAM,
     DraftSource.DRAFT_MODEL: pb.DRAFT_SOURCE_DRAFT_MODEL,
     DraftSource.MEDUSA: pb.DRAFT_SOURCE_MEDUSA,
 }
+"""The protocol's number of each drafter."""
 _VERIFICATIONS: Mapping[int, Verification | None] = {
     pb.VERIFICATION_UNSPECIFIED: None,
     pb.VERIFICATION_REJECTION: Verification.REJECTION,
@@ -122,7 +123,7 @@ def _chunk(event: Tokens) -> pb.TokenChunk:
         message = chunk.verify_steps.add(
             drafted=step.drafted,
             accepted=step.accepted,
-            draft_source=_DRAFT_SOURCES[step.source],
+            draft_source=DRAFT_SOURCES[step.source],
         )
         texts = event.draft_texts[index] if event.draft_texts else [None] * len(step.drafts)
         for draft, text in zip(step.drafts, texts, strict=True):

@@ -9,6 +9,8 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from draftgate._pb.draftgate.v1 import (
+    gate_pb2,
+    gate_pb2_grpc,
     generation_pb2,
     generation_pb2_grpc,
     model_pb2,
@@ -18,6 +20,7 @@ from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.boundary import CallBoundary
 from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.core import GenerationCore
+from draftgate.gateway.gate import GateServicer
 from draftgate.gateway.generation import GenerationServicer
 from draftgate.gateway.health import HealthServicer
 from draftgate.gateway.listen import bind
@@ -32,6 +35,7 @@ __all__ = ["Gateway"]
 _SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
+    gate_pb2.DESCRIPTOR.services_by_name["GateService"].full_name,
 )
 
 _SERVER_OPTIONS = (
@@ -131,6 +135,7 @@ class Gateway:
         model_pb2_grpc.add_ModelServiceServicer_to_server(
             ModelServicer(self.config, self._readiness), server
         )
+        gate_pb2_grpc.add_GateServiceServicer_to_server(GateServicer(self._client), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         health = "grpc.health.v1.Health"
         reflection.enable_server_reflection((*_SERVICES, health, reflection.SERVICE_NAME), server)

@@ -111,6 +111,10 @@ class AcceptanceEstimator:
         """
         return self._rates.copy()
 
+    def seen(self) -> dict[int, _Floats]:
+        """`rates` by source, of those that have drafted."""
+        return {source: self._rates[source] for source in map(int, np.flatnonzero(self._used))}
+
     def survival(self, row_ids: Sequence[int]) -> _Floats:
         """How likely each drafted token of each row is to stand: S_j, [rows, max_draft_len].
 

@@ -124,6 +124,10 @@ class Gate:
         self.reasons: Counter[GateReason] = Counter()
         self.switches = 0
         self.steps = 0
+        self.last: Decision | None = None
+        """The latest decision."""
+        self.last_ms = 0.0
+        """How long the latest step took of which that is known."""
         self._policy = self._configured = policy or Policy()
         self._policy.validate(self.draft_lens[-1])
         self._draft_len = 0
@@ -148,6 +152,7 @@ class Gate:
         self.steps += 1
         decision = self._decide(load)
         self.reasons[decision.reason] += 1
+        self.last = decision
         return decision
 
     def observe(
@@ -159,6 +164,7 @@ class Gate:
         nothing about steps like it.
         """
         self.acceptance.observe(outcomes)
+        self.last_ms = measured_ms or self.last_ms
         if self.costs is None or measured_ms is None or not load.plain_tokens:
             return
         drafted = sum(outcome.drafted for outcome in outcomes)

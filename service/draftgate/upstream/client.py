@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -99,6 +99,17 @@ class TritonClient:
         """The engine's counters. Raises DraftgateError."""
         return EngineCounters.from_json(await self._control("counters"))
 
+    async def gate_state(self) -> str:
+        """What the engine's gate does and knows, in JSON. Raises DraftgateError."""
+        return await self._control("gate")
+
+    async def set_gate_policy(self, policy: Mapping[str, object], *, save: bool) -> str:
+        """Have the gate obey a policy; its state then, in JSON. save: at the next start too.
+
+        Raises DraftgateError: INVALID_ARGUMENT naming what is out of range.
+        """
+        return await self._control("set_gate_policy", policy=dict(policy), save=save)
+
     async def server_ready(self, timeout_s: float) -> bool:
         """Whether the server says that it is ready. Raises DraftgateError if it cannot say."""
         try:
@@ -141,8 +152,8 @@ class TritonClient:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _control(self, op: str) -> str:
-        request = requests.control_request(f"control-{secrets.token_hex(8)}", op)
+    async def _control(self, op: str, **arguments: object) -> str:
+        request = requests.control_request(f"control-{secrets.token_hex(8)}", op, arguments)
         answers = await self._ask(request, self.config.control_timeout_s)
         for answer in answers:
             if responses.has_outputs(answer):

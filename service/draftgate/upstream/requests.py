@@ -47,13 +47,13 @@ def stop_request(wire_id: str) -> pb.ModelInferRequest:
     )
 
 
-def control_request(wire_id: str, op: str) -> pb.ModelInferRequest:
+def control_request(wire_id: str, op: str, arguments: Mapping[str, object]) -> pb.ModelInferRequest:
     """The request to the engine's control plane."""
     return _infer_request(
         contract.ENGINE_MODEL,
         contract.ENGINE_INPUTS,
         wire_id,
-        {contract.CONTROL: json.dumps({"op": op})},
+        {contract.CONTROL: json.dumps({"op": op, **arguments})},
     )
 
 
