@@ -9,6 +9,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib import resources
 from pathlib import Path
 
@@ -40,15 +41,29 @@ def generate(out: Path) -> None:
     target = out / PACKAGE
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    # The virtual path makes the generated imports absolute: `from draftgate._pb.draftgate.v1 import
-    # generation_pb2`, without touching the files or sys.path.
-    sources = sorted(str(PACKAGE / path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
+    with tempfile.TemporaryDirectory() as copied:
+        _compile(Path(copied), out)
+    for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):
+        (folder / "__init__.py").touch()
+
+
+def _compile(copied: Path, out: Path) -> None:
+    """Where the files lie for protoc decides what the generated code imports: copied under the
+    package's path it is absolute, `from draftgate._pb.draftgate.v1 import generation_pb2`."""
+    sources = []
+    for path in sorted(PROTOS.rglob("*.proto")):
+        source = PACKAGE / path.relative_to(PROTOS)
+        (copied / source).parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text(encoding="utf-8")
+        text = text.replace('import "draftgate/', f'import "{PACKAGE}/draftgate/')
+        (copied / source).write_text(text, encoding="utf-8")
+        sources.append(str(source))
     subprocess.run(
         [
             sys.executable,
             "-m",
             "grpc_tools.protoc",
-            f"--proto_path={PACKAGE}={PROTOS}",
+            f"--proto_path={copied}",
             f"--proto_path={resources.files('grpc_tools') / '_proto'}",
             f"--plugin=protoc-gen-mypy={_tool('protoc-gen-mypy')}",
             f"--plugin=protoc-gen-mypy_grpc={_tool('protoc-gen-mypy_grpc')}",
@@ -60,8 +75,6 @@ def generate(out: Path) -> None:
         ],
         check=True,
     )
-    for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):
-        (folder / "__init__.py").touch()
 
 
 def _tool(name: str) -> str:
