@@ -1,7 +1,8 @@
 """What speculation does to speed, by task, draft length and batch, on prompts never trained on.
 
-Prints one table: what is accepted by task and drafter, one stream with each fixed draft length, the
-cost of a draft step, and batch by draft length with step time, tokens/s and acceptance length.
+Prints one table: what is accepted by task and drafter, one stream with each fixed draft length and
+with chains in place of trees, the cost of a draft step, and batch by draft length with step time,
+tokens/s and acceptance length.
 
     python benchmarks/speculation.py [--quick] [--check] [--json FILE] [--model-dir DIR]
                                      [--drafter-dir DIR] [--drafter NAME]
@@ -38,7 +39,7 @@ TASKS = ("chat", "code", "rewrite")
 class Plan:
     """How much to measure."""
 
-    draft_lens: tuple[int, ...] = (0, 1, 2, 3, 4, 6)
+    draft_lens: tuple[int, ...] = (0, 1, 2, 3, 4, 6, 8)
     """Fixed draft lengths K; 0, with which the others are compared, is one of them."""
     accepted_draft_len: int = 4
     """The one with which acceptance is measured."""
@@ -134,11 +135,14 @@ def measure(
     """Measure all that `plan` says. prompts: token ids by task."""
     acceptance: list[Acceptance] = []
     eagle = config.drafter in ("hybrid", "eagle")
-    for drafter in dict.fromkeys((config.drafter, "eagle") if eagle else (config.drafter,)):
+    width = config.draft_width
+    drafters = [(config.drafter, width), *([("eagle", width), ("eagle", 1)] if eagle else [])]
+    for drafter, draft_width in dict.fromkeys(drafters):
         accepting = replace(
             config,
             drafter=drafter,
             draft_len=plan.accepted_draft_len,
+            draft_width=draft_width,
             max_batch_rows=plan.rows,
         )
         with ExitStack() as stack:
@@ -154,9 +158,14 @@ def measure(
             draft_len: _started(target, replace(config, draft_len=draft_len), stack)
             for draft_len in plan.draft_lens
         }
+        lone = list(engines.values())
+        for draft_len in plan.draft_lens:
+            if eagle and width > 1 and draft_len > 1:
+                chain = replace(config, draft_len=draft_len, draft_width=1)
+                lone.append(_started(target, chain, stack))
         for task in TASKS:
             chosen = prompts[task][: plan.lone_prompts]
-            lone_streams.extend(measure_lone_streams(engines, task, chosen, plan.lone_tokens))
+            lone_streams.extend(measure_lone_streams(lone, task, chosen, plan.lone_tokens))
         of_each = zip(*(prompts[task] for task in TASKS), strict=False)
         mixed = [ids for several in of_each for ids in several]
         for rows in plan.batches:

@@ -38,7 +38,7 @@ def measure_draft_cost(
     target: Target, config: EngineConfig, prompt: Sequence[int], rounds: int
 ) -> DraftCost:
     """One row with its prompt in both caches: chains of 1 and of 5 differ by four draft steps."""
-    config = replace(config, drafter="eagle", max_batch_rows=1)
+    config = replace(config, drafter="eagle", draft_width=1, max_batch_rows=1)
     drafter = make_drafter(config, target)
     assert drafter is not None
     assert drafter.kv_shape is not None
@@ -59,7 +59,9 @@ def measure_draft_cost(
         return done.features
 
     def take_in(start: int, upto: int, features: torch.Tensor) -> None:
-        drafter.observe([Settled(0, 0, tokens, start, upto, 0, Draft())], features)
+        drafter.observe(
+            [Settled(0, 0, tokens, start, upto, range(upto - start), Draft())], features
+        )
 
     def draft(count: int) -> None:
         drafter.propose([DraftQuery(0, 0, tokens, count, sampler)])

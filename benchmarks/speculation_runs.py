@@ -31,6 +31,8 @@ class Acceptance:
     rows: int
     """Most of them that ran together."""
     draft_len: int
+    draft_width: int
+    """1: an EAGLE drafter drafts chains."""
     length: float
     """Acceptance length: 1 + accepted / verify steps; a step without a draft is none."""
     positions: tuple[float, ...]
@@ -45,6 +47,8 @@ class LoneStream:
 
     task: str
     draft_len: int
+    draft_width: int
+    """1: an EAGLE drafter drafts chains."""
     step_ms: float
     """Mean time of a step after the first of each answer."""
     tokens_per_s: float
@@ -90,6 +94,7 @@ def measure_acceptance(
         drafter=engine.config.drafter,
         rows=min(engine.config.max_batch_rows, len(prompts)),
         draft_len=engine.config.draft_len,
+        draft_width=engine.config.draft_width,
         length=tally.acceptance_length,
         positions=tuple(tally.passed[p] / count for p, count in sorted(tally.reached.items())),
         sources=tally.sources,
@@ -97,27 +102,28 @@ def measure_acceptance(
 
 
 def measure_lone_streams(
-    engines: Mapping[int, Engine], task: str, prompts: Sequence[Sequence[int]], tokens: int
+    engines: Sequence[Engine], task: str, prompts: Sequence[Sequence[int]], tokens: int
 ) -> list[LoneStream]:
-    """Each prompt with every draft length before the next, so that drifts fall on all alike.
+    """Each prompt on every engine before the next, so that drifts fall on all alike.
 
-    engines: by draft length, 0 among them. tokens: longest answer to each prompt.
+    engines: the first has draft length 0. tokens: longest answer to each prompt.
     """
-    tallies = {draft_len: _Tally() for draft_len in engines}
+    tallies = [_Tally() for _ in engines]
     params = SamplingParams(max_tokens=tokens, temperature=0.0)
     for number, ids in enumerate(prompts):
-        for draft_len, engine in engines.items():
-            tallies[draft_len].add_answer(_submit(engine, str(number), ids, params))
+        for engine, tally in zip(engines, tallies, strict=True):
+            tally.add_answer(_submit(engine, str(number), ids, params))
     return [
         LoneStream(
             task=task,
-            draft_len=draft_len,
+            draft_len=engine.config.draft_len,
+            draft_width=engine.config.draft_width,
             step_ms=1e3 * tally.seconds / tally.outputs,
             tokens_per_s=tally.tokens_per_s,
             speedup=tally.tokens_per_s / tallies[0].tokens_per_s,
             acceptance_length=tally.acceptance_length,
         )
-        for draft_len, tally in tallies.items()
+        for engine, tally in zip(engines, tallies, strict=True)
     ]
 
 

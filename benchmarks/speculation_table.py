@@ -9,7 +9,7 @@ from speculation_runs import Acceptance, Cell, LoneStream
 
 __all__ = ["print_table"]
 
-_LINE = "{:<8}{:<12}{:>4}{:>3}{:>8}{:>9}{:>6}{:>7}  {}"
+_LINE = "{:<8}{:<13}{:>4}{:>3}{:>8}{:>9}{:>6}{:>7}  {}"
 
 
 def print_table(
@@ -25,12 +25,26 @@ def print_table(
     for a in acceptance:
         rates = " ".join(f"{rate:.2f}" for rate in a.positions)
         note = f"{rates}  {_shares(a.sources)}"
-        _row(a.task, a.drafter, a.rows, a.draft_len, length=a.length, note=note)
+        _row(
+            a.task,
+            _named(a.drafter, a.draft_width),
+            a.rows,
+            a.draft_len,
+            length=a.length,
+            note=note,
+        )
     print("One stream")
     for s in lone_streams:
         speed = (s.step_ms, s.tokens_per_s, s.speedup, s.acceptance_length)
         fastest = max(o.speedup for o in lone_streams if o.task == s.task)
-        _row(s.task, drafter, 1, s.draft_len, *speed, _best(s.speedup, fastest))
+        _row(
+            s.task,
+            _named(drafter, s.draft_width),
+            1,
+            s.draft_len,
+            *speed,
+            _best(s.speedup, fastest),
+        )
     if cost is not None:
         print("Parts of a step with one row")
         _row("pass", "eagle", 1, step_ms=cost.target_pass.median_ms, note="of the target")
@@ -42,6 +56,10 @@ def print_table(
         speed = (c.step_ms, c.tokens_per_s, c.speedup, c.acceptance_length)
         fastest = max(o.speedup for o in cells if o.rows == c.rows)
         _row("all", drafter, c.rows, c.draft_len, *speed, _best(c.speedup, fastest))
+
+
+def _named(drafter: str, draft_width: int) -> str:
+    return f"{drafter} chain" if draft_width == 1 else drafter
 
 
 def _row(

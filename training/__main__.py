@@ -31,7 +31,6 @@ from training.loss import Teacher
 from training.network import EagleNetwork
 from training.prompts import TASKS, make_prompts
 from training.train import Recipe, judge, train
-from training.tree import best_chain, best_tree
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -132,11 +131,6 @@ def head(
     for task, found in judge(network, teacher, held_out, judges, recipe.judged_steps).items():
         rates = " ".join(f"{rate:.3f}" for rate in found.rates)
         print(f"{task}: agreement {rates}, acceptance length {found.acceptance_length:.2f}")
-        shares = found.rank_shares
-        print(f"  right when all before are, by rank: {[[round(s, 3) for s in r] for r in shares]}")
-        for nodes in (4, 7):
-            chain, tree = best_chain(shares, nodes), best_tree(shares, nodes, depth=nodes)
-            print(f"  {nodes} drafts: chain {chain:.2f} tokens a step, best tree {tree:.2f}")
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +13,6 @@ from training.loss import Teacher
 from training.network import EagleNetwork
 
 __all__ = ["Agreement", "agreement"]
-
-_RANKS = 4
-"""How many of the head's choices are looked at."""
 
 
 @dataclass(frozen=True)
@@ -28,33 +26,21 @@ class Agreement:
     verify_steps: int
     """Steps of greedy verification over the answers: each begins where the one before ended, so
     hard places count more than among all chains."""
-    ranked: tuple[tuple[int, ...], ...]
-    """Of the steps that accepted all positions before: how often the target's token was the first,
-    second, ... choice here. The first choices are the accepted ones."""
+    accepted: tuple[int, ...]
+    """Those steps that accepted each position."""
 
     def __add__(self, other: Agreement) -> Agreement:
         return Agreement(
             _sum(self.seen, other.seen),
             _sum(self.agreed, other.agreed),
             self.verify_steps + other.verify_steps,
-            tuple(_sum(a, b) for a, b in zip(self.ranked, other.ranked, strict=True)),
+            _sum(self.accepted, other.accepted),
         )
 
     @property
     def rates(self) -> list[float]:
         """Shares that agreed at each position, over all chains."""
         return [a / max(n, 1) for a, n in zip(self.agreed, self.seen, strict=True)]
-
-    @property
-    def accepted(self) -> list[int]:
-        """Verify steps that accepted each position."""
-        return [row[0] for row in self.ranked]
-
-    @property
-    def rank_shares(self) -> list[list[float]]:
-        """Of the verify steps that came so far, the shares of first, second, ... choices."""
-        reached = [self.verify_steps, *self.accepted[:-1]]
-        return [[n / max(of, 1) for n in row] for row, of in zip(self.ranked, reached, strict=True)]
 
     @property
     def acceptance_length(self) -> float:
@@ -75,34 +61,34 @@ def agreement(network: EagleNetwork, teacher: Teacher, batch: Batch, steps: int)
     seen, hits = [], []
     for step, output in enumerate(hidden):
         judged = valid[:, step : step + answers]
-        found = torch.zeros(*judged.shape, _RANKS, dtype=torch.bool)
-        choices = F.linear(output[judged].float(), network.lm_head.weight).topk(_RANKS, -1).indices
-        found[judged] = choices == wanted[:, step : step + answers][judged].unsqueeze(-1)
+        found = torch.zeros(judged.shape, dtype=torch.bool)
+        choices = F.linear(output[judged].float(), network.lm_head.weight).argmax(-1)
+        found[judged] = choices == wanted[:, step : step + answers][judged]
         seen.append(int(judged.sum()))
         hits.append(found)
-    verify_steps, ranked = 0, [[0] * _RANKS for _ in range(steps)]
-    table = torch.stack(hits, dim=2).tolist()  # [batch, answers, steps, ranks]
-    for row, length in zip(table, valid[:, :answers].sum(1).tolist(), strict=True):
+    # How many drafts of the chain from each token would be accepted.
+    lengths = torch.stack(hits, dim=2).long().cumprod(2).sum(2)  # [batch, answers]
+    verify_steps, accepted = _walk(lengths.tolist(), valid[:, :answers].sum(1).tolist(), steps)
+    agreed = tuple(int(found.sum()) for found in hits)
+    return Agreement(tuple(seen), agreed, verify_steps, accepted)
+
+
+def _walk(
+    lengths: Sequence[Sequence[int]], upto: Sequence[int], steps: int
+) -> tuple[int, tuple[int, ...]]:
+    """Verify steps over some answers, and those that accept each of `steps` positions.
+
+    lengths: [answers, tokens] accepted drafts of a step that begins there; upto: [answers] tokens.
+    """
+    verify_steps, accepted = 0, [0] * steps
+    for row, end in zip(lengths, upto, strict=True):
         at = 0
-        while at < length:
+        while at < end:
             verify_steps += 1
-            at += 1 + _verify(row[at], ranked)
-    return Agreement(
-        tuple(seen),
-        tuple(int(found[..., 0].sum()) for found in hits),
-        verify_steps,
-        tuple(tuple(counts) for counts in ranked),
-    )
-
-
-def _verify(hits: list[list[bool]], ranked: list[list[int]]) -> int:
-    """Count a chain's choices into `ranked`, up to the first wrong one; how many are right."""
-    for accepted, choices in enumerate(hits):
-        for rank, hit in enumerate(choices):
-            ranked[accepted][rank] += hit
-        if not choices[0]:
-            return accepted
-    return len(hits)
+            for position in range(row[at]):
+                accepted[position] += 1
+            at += 1 + row[at]
+    return verify_steps, tuple(accepted)
 
 
 def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

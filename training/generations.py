@@ -172,8 +172,8 @@ class _Recorder(Drafter):
     def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
         assert features is not None
         for row in rows:
-            found = features[row.packed : row.packed + row.computed - row.start]
-            self._rows.setdefault(row.row_id, []).append(found.clone())
+            found = features[torch.tensor(row.packed)]
+            self._rows.setdefault(row.row_id, []).append(found)
 
     def reset(self, row_id: int) -> None:
         if row_id in self._rows:

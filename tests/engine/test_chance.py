@@ -15,6 +15,7 @@ from draftgate.engine import Target, load_target
 from draftgate.engine.drafters import Draft, Drafter, DraftQuery, EagleDrafter, EagleHead
 from draftgate.sampling import Verification
 from tests.support.chi_square import p_value
+from tests.support.drafters import three_tokens
 from tests.support.eagle import write_drafter
 from tests.support.engine import ScriptedDrafter, greedy, running, sampled, use_drafter
 from tests.support.speculation import PROMPTS
@@ -142,6 +143,8 @@ def test_a_resumed_token_does_not_depend_on_the_luck_of_the_one_before(
         ("eagle", {}),
         ("eagle", {"verification": Verification.REJECTION, "seed": 0}),
         ("eagle", {"seed": 0}),
+        ("tree", {"verification": Verification.COUPLED}),
+        ("tree", {"seed": 0}),
     ],
 )
 def test_sampled_sequences_have_the_targets_distribution(
@@ -151,12 +154,12 @@ def test_sampled_sequences_have_the_targets_distribution(
     kind: str,
     settings: dict[str, Any],
 ) -> None:
-    """Whole sequences of three through the engine, drafted by chance, against the exact product
-    of the target's probabilities. With a seed every request has another. The EAGLE drafter knows
-    four of the six tokens, and drafts for many rows at once."""
-    target, vocab, draws, prompt = six, 6, 8_000, (1, 2, 3)
+    """The first three tokens of four through the engine, drafted by chance, against the exact
+    product of the target's probabilities. With a seed every request has another. The EAGLE drafter
+    knows four of the six tokens, and drafts for many rows at once."""
+    vocab, draws, prompt = 6, 8_000, (1, 2, 3)
     random = np.random.default_rng(0)
-    q = random.dirichlet(np.ones(vocab), size=2)
+    q = random.dirichlet(np.ones(vocab), size=3)
 
     def rule(query: DraftQuery) -> Draft:
         ids = tuple(int(random.choice(vocab, p=q[i])) for i in range(query.count))
@@ -165,37 +168,24 @@ def test_sampled_sequences_have_the_targets_distribution(
         return Draft(ids, probabilities=told)
 
     drafter: Drafter = ScriptedDrafter(rule)
-    if kind == "eagle":
+    if kind in ("eagle", "tree"):
         config = TINY | {"vocab_size": vocab}
         folder = write_drafter(tmp_path / "drafter", config, draft_vocab=4)
-        drafter = EagleDrafter(EagleHead(folder, six))
+        drafter = EagleDrafter(EagleHead(folder, six), 1 if kind == "eagle" else 2)
     use_drafter(monkeypatch, drafter)
-    params = sampled(3, temperature=4.0, top_k=5, frequency_penalty=0.5, **settings)
+    params = sampled(4, temperature=4.0, top_k=5, frequency_penalty=0.5, **settings)
     seeds = range(draws) if "seed" in settings else [None] * draws
     seen = np.zeros((vocab,) * 3)
-    with running(target, draft_len=2, max_batch_rows=128, max_waiting=1 << 16) as engine:
+    with running(six, draft_len=3, max_batch_rows=128, max_waiting=1 << 16) as engine:
         streams = [
             engine.submit(f"{i}", prompt, replace(params, seed=seed))
             for i, seed in enumerate(seeds)
         ]
         for stream in streams:
-            seen[tuple(stream.wait().tokens)] += 1
+            seen[tuple(stream.wait().tokens[:3])] += 1
         assert engine.engine.counters().accepted_tokens > draws / 10
 
-    def distribution(emitted: tuple[int, ...]) -> np.ndarray:
-        logits = target.score([*prompt, *emitted])[-1].double().numpy()
-        counts = np.bincount(np.array(emitted, dtype=int), minlength=vocab)
-        scaled = (logits - 0.5 * counts) / 4.0
-        p = np.exp(scaled - scaled.max())
-        p[p.argmin()] = 0.0  # top_k = 5 of 6
-        return p / p.sum()
-
-    expected = np.zeros((vocab,) * 3)
-    for first in range(vocab):
-        for second in range(vocab):
-            share = distribution(())[first] * distribution((first,))[second]
-            expected[first, second] = draws * share * distribution((first, second))
-    assert p_value(seen, expected) > 1e-4
+    assert p_value(seen, draws * three_tokens(six, prompt, params)) > 1e-4
 
 
 # A gate that looks at what was drafted, in the engine (DSpark, appendix A; test_verify has the same

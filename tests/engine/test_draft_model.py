@@ -208,7 +208,7 @@ def test_a_move_after_drafting_leaves_the_drafts_behind(tiny: Target, twin: Path
     store.copy(2, 0, computed)
     store.write(0, torch.arange(store.index_of(2, 0), store.index_of(2, 40)), torch.ones(40, 64))
     settled = tokens + list(draft.token_ids[:3]) + [0]
-    drafter.observe([Settled(0, 0, settled, computed, computed + 4, 0, draft)], None)
+    drafter.observe([Settled(0, 0, settled, computed, computed + 4, range(4), draft)], None)
     assert drafter.synced_upto(0) == computed
     [moved] = drafter.propose([query(settled, 4, slot=0)])
     other = DraftModelDrafter(twin, tiny)
@@ -228,12 +228,14 @@ def test_of_a_draft_what_stands_is_kept(tiny: Target, twin: Path) -> None:
         assert drafter.synced_upto(0) == size - 1
         own = (draft.token_ids[accepted] + 1) % 96 if accepted < 4 else 5
         settled = [*tokens, *draft.token_ids[:accepted], own]
-        drafter.observe([Settled(0, 0, settled, size - 1, size + accepted, 0, draft)], None)
+        drafter.observe(
+            [Settled(0, 0, settled, size - 1, size + accepted, range(accepted + 1), draft)], None
+        )
         assert drafter.synced_upto(0) == synced
     drafter.reset(0)
     [draft] = drafter.propose([query(tokens, 4)])
     settled = [*tokens, draft.token_ids[0]]
-    drafter.observe([Settled(0, 0, settled, size - 1, size, 0, Draft())], None)
+    drafter.observe([Settled(0, 0, settled, size - 1, size, [0], Draft())], None)
     # The draft was given up. The target said the same, but has not computed it: a row that moves
     # now would lose it.
     assert drafter.synced_upto(0) == size
@@ -262,7 +264,7 @@ def test_a_gap_is_caught_up_in_one_pass(
     for upto in range(21, 30 + gap + 1):
         drafter.observe(
             [
-                Settled(index, index, row[:upto], upto - 2, upto - 1, index, Draft())
+                Settled(index, index, row[:upto], upto - 2, upto - 1, [index], Draft())
                 for index, row in enumerate(rows)
             ],
             None,

@@ -20,6 +20,7 @@ from draftgate.engine.drafters import Draft, DraftQuery, EagleDrafter, EagleHead
 from draftgate.engine.drafters.base import Settled
 from draftgate.engine.kv_cache import KVCache, KVStore
 from draftgate.engine.sampler import RowSampler
+from draftgate.engine.tree import depths, paths
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.sampling import SamplingParams, Verification
 from tests.support.eagle import TAPS, Held, WatchedEagle, write_drafter
@@ -29,6 +30,7 @@ from tests.support.speculation import (
     VARIED,
     PacedDrafter,
     alone,
+    branching,
     oracle,
     paces,
     sometimes_right,
@@ -125,6 +127,15 @@ class Reference:
         return x / (mean + self.config["rms_norm_eps"]).sqrt() * self.weights[f"{name}.weight"]
 
 
+def within(rule: Callable[[DraftQuery], Draft]) -> Callable[[DraftQuery, Draft], Draft]:
+    """Puts what the rule says in place of what was drafted, no more of it."""
+
+    def answer(query: DraftQuery, draft: Draft) -> Draft:
+        return replace(rule(replace(query, count=len(draft.token_ids))), source=draft.source)
+
+    return answer
+
+
 @dataclass(frozen=True)
 class Seen:
     """A draft, and what it was drafted for."""
@@ -147,7 +158,9 @@ def noting(
     return answer
 
 
-def check_drafts(reference: Reference, seen: Sequence[Seen], streams: Sequence[Stream]) -> None:
+def check_drafts(
+    reference: Reference, seen: Sequence[Seen], streams: Sequence[Stream], width: int = 1
+) -> None:
     """Every draft is what the reference says, whatever had happened to the row until then."""
     vocabulary = reference.ids.tolist()
     whole = [[*stream.request.input_ids, *stream.tokens] for stream in streams]
@@ -157,6 +170,10 @@ def check_drafts(reference: Reference, seen: Sequence[Seen], streams: Sequence[S
         drafted = one.draft.token_ids
         assert one.draft.source is DraftSource.EAGLE
         assert len(drafted) == one.count
+        if width > 1 and (one.sampler.params.greedy or one.sampler.params.coupled):
+            check_tree(reference, one, features[one.row_id], width)
+            continue
+        assert one.draft.tree == ()
         logits = reference.logits(one.tokens, features[one.row_id], drafted)
         params = one.sampler.params
         if params.greedy:
@@ -175,6 +192,41 @@ def check_drafts(reference: Reference, seen: Sequence[Seen], streams: Sequence[S
         assert one.draft.vocabulary.tolist() == vocabulary
         assert set(drafted) <= set(vocabulary)
         torch.testing.assert_close(one.draft.probabilities.double(), p, rtol=1e-3, atol=1e-6)
+
+
+def check_tree(reference: Reference, one: Seen, features: torch.Tensor, width: int) -> None:
+    """It has the likeliest paths there are, of those whose tokens are among the `width` likeliest
+    each time, and what it says of their likelihood is right."""
+    after: dict[tuple[int, ...], dict[int, float]] = {}
+
+    def children(path: tuple[int, ...]) -> dict[int, float]:
+        """The likeliest tokens after a path with their log-likelihoods."""
+        if path not in after:
+            logits = reference.logits(one.tokens, features, [*path, 0])[-1]
+            params = one.sampler.params
+            if params.coupled:
+                noise = one.sampler.noise(len(one.tokens) + len(path))[reference.ids]
+                logits = (logits / params.temperature) - noise.log()
+            logs, places = logits.log_softmax(-1).topk(width)
+            ids = [int(reference.ids[place]) for place in places]
+            after[path] = dict(zip(ids, logs.tolist(), strict=True))
+        return after[path]
+
+    def likelihood(path: tuple[int, ...]) -> float:
+        return sum(children(path[:end])[path[end]] for end in range(len(path)))
+
+    waiting = {(token,): log for token, log in children(()).items()}
+    best = []
+    while len(best) < one.count:
+        path = max(waiting, key=lambda p: waiting[p])
+        best.append(waiting.pop(path))
+        waiting |= {(*path, token): best[-1] + log for token, log in children(path).items()}
+    tokens, parents = one.draft.token_ids, list(one.draft.parents)
+    drafted = [tuple(tokens[place] for place in path) for path in paths(parents)]
+    assert len(set(drafted)) == len(drafted)
+    found = sorted((likelihood(path) for path in drafted), reverse=True)
+    assert found == pytest.approx(best, abs=1e-4)
+    assert one.draft.probabilities is None
 
 
 def submit_all(engine: Any, params: SamplingParams, lengths: Sequence[int]) -> list[Stream]:
@@ -205,7 +257,7 @@ def test_chains_are_those_of_plain_arithmetic(
     following = oracle(alone(tiny, VARIED))
     seen: list[Seen] = []
     drafter = PacedDrafter(
-        EagleDrafter(EagleHead(folder, tiny)),
+        EagleDrafter(EagleHead(folder, tiny), 1),
         lambda query: query.count if query.row_id % 2 else 1 + len(query.tokens) % count,
         noting(seen, sometimes_right(following, seed=count)),
     )
@@ -221,6 +273,42 @@ def test_chains_are_those_of_plain_arithmetic(
     assert len({token for one in seen for token in one.draft.token_ids}) > 10
 
 
+@pytest.mark.parametrize("sharpness", [1.0, 4.0])
+@pytest.mark.parametrize("params", [VARIED, sampled(40, temperature=1.3, seed=4)])
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_trees_are_those_of_plain_arithmetic(
+    tiny: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    params: SamplingParams,
+    sharpness: float,
+) -> None:
+    """Wide ones and deep ones, with everything that happens to rows as above."""
+    width = 8
+    folder = write_drafter(
+        tmp_path / "drafter", TINY, draft_vocab=DRAFT_VOCAB, sharpness=sharpness, **OTHER_SIZES
+    )
+    following = oracle(alone(tiny, params))
+    seen: list[Seen] = []
+    drafter = PacedDrafter(
+        EagleDrafter(EagleHead(folder, tiny), width),
+        lambda query: query.count if query.row_id % 2 else 1 + len(query.tokens) % count,
+        noting(seen, within(branching(following, seed=count))),
+    )
+    use_drafter(monkeypatch, drafter)
+    settings = {"prefill_chunk_tokens": 7, "max_batch_rows": 5, "kv_cache_bytes": TIGHT}
+    with running(tiny, started=False, draft_len=count, **settings) as engine:
+        streams = submit_all(engine, params, (9, 25, 16, 40, 12, 30))
+        counters = engine.engine.counters()
+    check_drafts(Reference(folder, tiny), seen, streams, width)
+    assert counters.preemptions > 0
+    assert 0 < counters.accepted_tokens < counters.drafted_tokens
+    if count > 2:
+        assert any(one.draft.tree for one in seen)
+        assert max(max(depths(one.draft.parents)) for one in seen) > 2
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -234,7 +322,7 @@ def test_sampled_chains_are_drawn_from_what_they_tell(
     tiny: Target, folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     seen: list[Seen] = []
-    drafter = PacedDrafter(EagleDrafter(EagleHead(folder, tiny)), paces(3, 4), noting(seen))
+    drafter = PacedDrafter(EagleDrafter(EagleHead(folder, tiny), 1), paces(3, 4), noting(seen))
     use_drafter(monkeypatch, drafter)
     with running(tiny, started=False, draft_len=4, max_batch_rows=5) as engine:
         params = sampled(30, temperature=1.3, **settings)
@@ -255,7 +343,7 @@ def test_rows_of_every_kind_draft_together(
         sampled(20, temperature=1.5, verification=Verification.REJECTION, seed=2),
     )
     seen: list[Seen] = []
-    drafter = PacedDrafter(EagleDrafter(EagleHead(folder, tiny)), paces(5, 5), noting(seen))
+    drafter = PacedDrafter(EagleDrafter(EagleHead(folder, tiny), 1), paces(5, 5), noting(seen))
     use_drafter(monkeypatch, drafter)
     with running(tiny, started=False, draft_len=5) as engine:
         streams = [
@@ -283,7 +371,7 @@ def test_the_folder_says_which_layers_are_read(
     target = load_target(write_checkpoint(tmp_path / "model", config), torch.float32)
     folder = write_drafter(tmp_path / "drafter", config, draft_vocab=30, taps=taps)
     seen: list[Seen] = []
-    drafter = PacedDrafter(EagleDrafter(EagleHead(folder, target)), lambda _: 3, noting(seen))
+    drafter = PacedDrafter(EagleDrafter(EagleHead(folder, target), 1), lambda _: 3, noting(seen))
     use_drafter(monkeypatch, drafter)
     with running(target, started=False, draft_len=3) as engine:
         streams = submit_all(engine, VARIED, (10,) * 6)
@@ -332,11 +420,14 @@ def held_after(tiny: Target, folder: Path, long_alone: dict[str, list[int]]) -> 
         pace: Callable[[DraftQuery], int],
         *,
         drafter: type[EagleDrafter] = EagleDrafter,
+        width: int = 1,
         idle: bool = False,
         **settings: Any,
     ) -> tuple[dict[int, Held], EngineCounters]:
         answer = sometimes_right(oracle(long_alone), seed=7)
-        watched = WatchedEagle(drafter(EagleHead(folder, tiny)), pace, answer, idle=idle)
+        if width > 1:
+            answer = within(branching(oracle(long_alone), seed=7))
+        watched = WatchedEagle(drafter(EagleHead(folder, tiny), width), pace, answer, idle=idle)
         with pytest.MonkeyPatch.context() as patch:
             use_drafter(patch, watched)
             with running(tiny, started=False, draft_len=4, **settings) as engine:
@@ -401,6 +492,15 @@ def test_what_is_held_does_not_depend_on_the_batch(
     assert (counters.preemptions > 0) == ("kv_cache_bytes" in settings)
 
 
+@pytest.mark.parametrize("schedule", ["always 3", "off for 64", "random"])
+def test_what_is_held_does_not_depend_on_trees(
+    held_after: Run, never_off: dict[int, Held], schedule: str
+) -> None:
+    held, counters = held_after(SCHEDULES[schedule](), width=4)
+    assert furthest(held, never_off) < ROUNDING
+    assert counters.drafted_tokens / 6 < counters.accepted_tokens < counters.drafted_tokens
+
+
 class _MissesOne(EagleDrafter):
     """Does not write what one pass settled."""
 
@@ -450,10 +550,11 @@ class _KeepsItsDrafts(EagleDrafter):
 @pytest.mark.parametrize(
     "drafter", [_MissesOne, _OneTokenLate, _TokenOfThePosition, _KeepsItsDrafts]
 )
+@pytest.mark.parametrize("width", [1, 4])
 def test_the_check_sees_a_drafter_out_of_sync(
-    held_after: Run, never_off: dict[int, Held], drafter: type[EagleDrafter]
+    held_after: Run, never_off: dict[int, Held], drafter: type[EagleDrafter], width: int
 ) -> None:
-    held, _ = held_after(lambda query: query.count, drafter=drafter)
+    held, _ = held_after(lambda query: query.count, drafter=drafter, width=width)
     assert furthest(held, never_off) > 0.1
 
 
@@ -475,7 +576,7 @@ def test_the_check_sees_a_store_that_does_not_move_with_its_rows(
 def test_a_row_is_forgotten_when_it_leaves(
     tiny: Target, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = EagleDrafter(EagleHead(folder, tiny))
+    drafter = EagleDrafter(EagleHead(folder, tiny), 1)
     use_drafter(monkeypatch, drafter)
     with running(tiny, draft_len=3) as engine:
         engine.run(PROMPTS, greedy(5))

@@ -65,7 +65,8 @@ class Play:
 
     def _settle(self, row_id: int, start: int, draft: Draft, computed: int) -> None:
         tokens = self.rows[row_id]
-        row = Settled(row_id, row_id, tokens, start, computed, packed=0, draft=draft)
+        packed = range(computed - start)
+        row = Settled(row_id, row_id, tokens, start, computed, packed, draft)
         self.drafter.observe([row], None)
         assert self.drafter.synced_upto(row_id) == len(tokens)
 
@@ -248,7 +249,7 @@ def test_the_model_keeps_in_step_while_matches_are_followed(
                 seen[query.row_id, len(query.tokens)] = draft
             return right(query, draft)
 
-        drafter = wrapped(EagleDrafter(EagleHead(folder, tiny)))
+        drafter = wrapped(EagleDrafter(EagleHead(folder, tiny), 1))
         use_drafter(monkeypatch, PacedDrafter(drafter, lambda query: query.count, note))
         with running(tiny, started=False, draft_len=3) as engine:
             streams = [engine.submit(name, ids, VARIED) for name, ids in PROMPTS.items()]

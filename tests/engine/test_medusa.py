@@ -204,7 +204,7 @@ def test_it_reads_the_state_behind_the_final_norm(tiny: Target, heads: Path) -> 
     torch.testing.assert_close(F.linear(normed, head), tiny.score(ids), rtol=1e-4, atol=1e-4)
     drafter = MedusaDrafter(MedusaHeads(heads, tiny), tiny)
     assert drafter.taps == (2,)
-    drafter.observe([Settled(0, 0, [*ids, 9], 0, 4, 0, Draft())], tiny.features(ids, [2]))
+    drafter.observe([Settled(0, 0, [*ids, 9], 0, 4, range(4), Draft())], tiny.features(ids, [2]))
     [draft] = drafter.propose([query([*ids, 9], 3)])
     assert draft.token_ids == (int(tiny.score(ids)[-1].argmax()),) * 3
 
@@ -225,10 +225,12 @@ def test_without_a_fresh_state_nothing_is_drafted(tiny: Target, heads: Path) -> 
         return len(draft.token_ids)
 
     assert drafted(6) == 0
-    drafter.observe([Settled(0, 0, ids, 0, 3, 0, Draft())], features[:3])  # half of its prompt
+    drafter.observe(
+        [Settled(0, 0, ids, 0, 3, range(3), Draft())], features[:3]
+    )  # half of its prompt
     assert drafter.synced_upto(0) == 4
     assert [drafted(upto) for upto in (3, 4, 5, 6)] == [0, 2, 0, 0]
-    drafter.observe([Settled(0, 0, ids, 3, 5, 1, Draft())], features[2:5])
+    drafter.observe([Settled(0, 0, ids, 3, 5, [1, 2], Draft())], features[2:5])
     assert drafter.synced_upto(0) == 6
     assert [drafted(upto) for upto in (5, 6)] == [0, 2]
     assert drafter.propose([query(ids, 2, row_id=1)])[0].token_ids == ()
@@ -245,7 +247,10 @@ def test_each_row_has_the_state_of_its_last_settled_position(tiny: Target, heads
     packed = torch.cat([tiny.features([*one[:5], 7, 8], [2])[2:], tiny.features(two[:9], [2])])
     # Drafted 3, 44, 7, 8 after 80; 3 and 44 stood.
     draft = Draft((3, 44, 7, 8), DraftSource.MEDUSA)
-    rows = [Settled(0, 1, one, 2, 5, 0, draft), Settled(1, 0, two, 0, 9, 5, Draft())]
+    rows = [
+        Settled(0, 1, one, 2, 5, range(3), draft),
+        Settled(1, 0, two, 0, 9, range(5, 14), Draft()),
+    ]
     drafter.observe(rows, packed)
     drafts = drafter.propose([query(two[:10], 1, row_id=1), query(one, 2)])
     assert [d.token_ids for d in drafts] == [
@@ -259,7 +264,7 @@ def test_a_drawn_draft_tells_its_distributions(tiny: Target, heads: Path) -> Non
     drafter = MedusaDrafter(MedusaHeads(heads, tiny), tiny)
     ids = [5, 17, 80, 3]
     features = tiny.features(ids, [2])
-    row = Settled(0, 0, [*ids, 9], 0, 4, 0, Draft())
+    row = Settled(0, 0, [*ids, 9], 0, 4, range(4), Draft())
     drafter.observe([row], features)
     drawn = sampled(9, temperature=1.5, top_k=7, verification=Verification.REJECTION)
     [told] = drafter.propose([query([*ids, 9], 3, params=drawn)])

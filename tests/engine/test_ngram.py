@@ -23,7 +23,9 @@ def query(row_id: int, tokens: list[int], count: int) -> DraftQuery:
 
 def settle(drafter: NgramDrafter, row_id: int, tokens: list[int], upto: int) -> None:
     """The first `upto` tokens are settled."""
-    row = Settled(row_id, 0, tokens, start=0, computed=upto - 1, packed=0, draft=Draft())
+    row = Settled(
+        row_id, 0, tokens, start=0, computed=upto - 1, packed=range(upto - 1), draft=Draft()
+    )
     drafter.observe([row], None)
 
 

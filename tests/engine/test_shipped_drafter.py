@@ -69,7 +69,7 @@ def test_after_any_time_without_drafts_it_is_as_good(
     for pause in (0, off):
         lens = [len(ids) for ids in prompts]
         drafter = PacedDrafter(
-            EagleDrafter(EagleHead(DRAFTER_DIR, target)),
+            EagleDrafter(EagleHead(DRAFTER_DIR, target), 1),
             lambda query, pause=pause, lens=lens: (
                 query.count if len(query.tokens) - lens[query.row_id] > pause else 0
             ),

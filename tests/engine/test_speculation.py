@@ -75,7 +75,7 @@ def test_no_drafter_changes_a_token(
 
 
 def model_drafter(kind: str, folder: Path, target: Target) -> Drafter:
-    eagle = EagleDrafter(EagleHead(folder, target))
+    eagle = EagleDrafter(EagleHead(folder, target), 1)
     return eagle if kind == "eagle" else HybridDrafter(NgramDrafter(1, 4), eagle)
 
 

@@ -299,12 +299,12 @@ def test_coupled_sampling_emits_the_model(contexts: torch.Tensor, draws: int) ->
                 torch.Generator(),
             )
             assert drafted.probabilities is None
-            tokens = sampler.coupled(target.expand(chunk, 50), start)
+            tokens = sampler.coupled(target.expand(chunk, 50), positions)
             for place, token in zip(drafted.ids, tokens, strict=True):
                 proposed = int(vocabulary[place])
-                stood, last = verify_equal([token, 0], [proposed])
+                stood, last = verify_equal([token, 0], [proposed], [-1])
                 observed[proposed if stood else last] += 1
-                accepted += stood
+                accepted += len(stood)
         assert p_value(observed, draws * target.double().numpy()) > SIGNIFICANT
         # Independent draws from the two would agree less often.
         by_luck = float((target[vocabulary] * draft).sum())
@@ -362,7 +362,7 @@ def test_a_draft_length_chosen_from_the_drafts_is_not() -> None:
 def test_coupled_sampling_emits_the_target_over_positions() -> None:
     target = random_rows(1, 64, seed=3)[0]
     sampler = RowSampler(SamplingParams(max_tokens=1, seed=11), [0], [], 64, CPU)
-    tokens = sampler.coupled(target.expand(DRAWS, 64), 1000)
+    tokens = sampler.coupled(target.expand(DRAWS, 64), range(1000, 1000 + DRAWS))
     observed = np.bincount(tokens, minlength=64).astype(float)
     assert p_value(observed, DRAWS * target.double().numpy()) > SIGNIFICANT
 
@@ -374,7 +374,7 @@ def p_of_neighbours(row_sampler: type[RowSampler], draws: int) -> float:
     joint = np.zeros((6, 6))
     for seed in range(draws):
         sampler = row_sampler(SamplingParams(max_tokens=1, seed=seed), [0], [], 6, CPU)
-        one, two = sampler.coupled(pair, 40)
+        one, two = sampler.coupled(pair, [40, 41])
         joint[one, two] += 1
     expected = draws * np.outer(first.double().numpy(), second.double().numpy())
     return p_value(joint, expected)
@@ -388,14 +388,15 @@ def changed_by_drafts(row_sampler: type[RowSampler]) -> int:
     """With how many drafts the run of tokens over several steps is not the one without drafts."""
     rows = random_rows(12, 8, seed=6)
     sampler = row_sampler(SamplingParams(max_tokens=1, seed=5), [0], [], 8, CPU)
-    alone = sampler.coupled(rows, 0)
+    alone = sampler.coupled(rows, range(12))
     changed = 0
     for drafts in itertools.product(range(8), repeat=2):
         emitted: list[int] = []
         while len(emitted) < 9:
             at = len(emitted)
-            accepted, token = verify_equal(sampler.coupled(rows[at : at + 3], at), drafts)
-            emitted += [*drafts[:accepted], token]
+            chosen = sampler.coupled(rows[at : at + 3], range(at, at + 3))
+            accepted, token = verify_equal(chosen, drafts, [-1, 0])
+            emitted += [*drafts[: len(accepted)], token]
         changed += emitted[:9] != alone[:9]
     return changed
 
@@ -405,7 +406,7 @@ def test_coupled_drafts_do_not_change_what_comes_out() -> None:
 
 
 _KEY = "key=self._key, counter=[0, 0, 0, position]"
-_NOISE = "self.noise(first_position + offset)"
+_NOISE = "self.noise(position)"
 
 
 @pytest.mark.parametrize(
@@ -414,7 +415,7 @@ _NOISE = "self.noise(first_position + offset)"
         (_KEY, "key=self._key, counter=[0, 0, 0, 0]"),
         (_KEY, "key=self._key, counter=[0, 0, 0, position // 2]"),
         (_KEY, "key=0, counter=[0, 0, 0, position]"),
-        (_NOISE, "self.noise(first_position)"),
+        (_NOISE, "self.noise(positions[0])"),
     ],
 )
 def test_the_check_sees_noise_that_is_shared(change: tuple[str, str]) -> None:
@@ -426,8 +427,8 @@ def test_the_check_sees_noise_that_is_shared(change: tuple[str, str]) -> None:
     "change",
     [
         # Keyed by the place in the step, or to the next number of one row of numbers.
-        (_NOISE, "self.noise(offset)"),
-        (_NOISE, "self.noise(first_position + 2 * offset)"),
+        (_NOISE, "self.noise(position - positions[0])"),
+        (_NOISE, "self.noise(2 * position - positions[0])"),
         (_NOISE, "torch.empty(8).double().exponential_(generator=self.generator)"),
     ],
 )
@@ -436,10 +437,10 @@ def test_the_check_sees_noise_that_depends_on_the_drafts(change: tuple[str, str]
 
 
 def test_equal_drafts_are_accepted_up_to_the_first_that_differs() -> None:
-    assert verify_equal([5, 6, 7], [5, 6]) == (2, 7)
-    assert verify_equal([5, 6, 7], [5, 9]) == (1, 6)
-    assert verify_equal([5, 6, 7], [9, 6]) == (0, 5)
-    assert verify_equal([5], []) == (0, 5)
+    assert verify_equal([5, 6, 7], [5, 6], [-1, 0]) == ([0, 1], 7)
+    assert verify_equal([5, 6, 7], [5, 9], [-1, 0]) == ([0], 6)
+    assert verify_equal([5, 6, 7], [9, 6], [-1, 0]) == ([], 5)
+    assert verify_equal([5], [], []) == ([], 5)
 
 
 def test_nothing_drafted_is_a_plain_draw() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,17 +139,26 @@ def check_distribution(
         counters = engine.engine.counters()
     assert draws / 20 < counters.accepted_tokens < counters.drafted_tokens
 
+    assert p_value(seen, draws * three_tokens(target, prompt, params)) > 1e-4
+
+
+def three_tokens(target: Target, prompt: Sequence[int], params: SamplingParams) -> np.ndarray:
+    """The exact probabilities [vocab, vocab, vocab] of the first three tokens, for a target with
+    six and parameters with a temperature, a frequency penalty and top_k = 5."""
+    vocab = target.config.shape.vocab_size
+    assert (vocab, params.top_k) == (6, 5)
+
     def distribution(*emitted: int) -> np.ndarray:
         logits = target.score([*prompt, *emitted])[-1].double().numpy()
         counts = np.bincount(np.array(emitted, dtype=int), minlength=vocab)
-        scaled = (logits - 0.5 * counts) / 2.0
+        scaled = (logits - params.frequency_penalty * counts) / params.temperature
         p = np.exp(scaled - scaled.max())
-        p[p.argmin()] = 0.0  # top_k = 5 of 6
+        p[p.argmin()] = 0.0
         return p / p.sum()
 
-    expected = np.zeros((vocab,) * 3)
+    found = np.zeros((vocab,) * 3)
     for first in range(vocab):
         for second in range(vocab):
             share = distribution()[first] * distribution(first)[second]
-            expected[first, second] = draws * share * distribution(first, second)
-    assert p_value(seen, expected) > 1e-4
+            found[first, second] = share * distribution(first, second)
+    return found

@@ -20,7 +20,7 @@ TAPS = (0, 1, 2)
 
 
 def drafter_tensors(
-    config: Mapping[str, Any], *, draft_vocab: int, taps: int, seed: int
+    config: Mapping[str, Any], *, draft_vocab: int, taps: int, seed: int, sharpness: float = 1.0
 ) -> dict[str, torch.Tensor]:
     """Random weights for the sizes of `config`, scaled to keep hidden states the same size."""
     generator = torch.Generator().manual_seed(seed)
@@ -46,6 +46,7 @@ def drafter_tensors(
     for name in (*(f"midlayer.{norm}" for norm in norms), "norm"):
         tensors[f"{name}.weight"] = 1.0 + 0.1 * torch.randn(hidden, generator=generator)
     chosen = torch.randperm(config["vocab_size"], generator=generator)[:draft_vocab].sort().values
+    tensors["lm_head.weight"] *= sharpness
     tensors["d2t"] = chosen - torch.arange(draft_vocab)
     tensors["t2d"] = torch.zeros(config["vocab_size"], dtype=torch.bool)
     tensors["t2d"][chosen] = True
@@ -59,12 +60,13 @@ def write_drafter(
     draft_vocab: int,
     seed: int = 0,
     taps: Sequence[int] | None = TAPS,
+    sharpness: float = 1.0,
     **config: Any,
 ) -> Path:
     """An EAGLE-3 folder in the Hugging Face layout for a target's folder or `config.json`.
 
-    taps: the tapped layers, None to leave the choice to who loads it. config: what differs from
-    the target's `config.json`.
+    taps: the tapped layers, None to leave the choice to who loads it. sharpness: how much more it
+    likes some tokens than others. config: what differs from the target's `config.json`.
     """
     raw = json.loads((target / "config.json").read_text()) if isinstance(target, Path) else target
     sizes = {key: raw[key] for key in _SIZES if key in raw}
@@ -82,7 +84,9 @@ def write_drafter(
     count = len(taps) if taps else 3
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(written))
-    tensors = drafter_tensors(written, draft_vocab=draft_vocab, taps=count, seed=seed)
+    tensors = drafter_tensors(
+        written, draft_vocab=draft_vocab, taps=count, seed=seed, sharpness=sharpness
+    )
     save_file(tensors, folder / "model.safetensors")
     return folder
 

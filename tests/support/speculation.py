@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch
 from draftgate.engine import Target
 from draftgate.engine.drafters import Draft, Drafter, DraftQuery, Settled
 from draftgate.engine.kv_cache import KVStore
+from draftgate.engine.tree import chain_parents
 from draftgate.sampling import SamplingParams
 from tests.support.engine import ScriptedDrafter, greedy, running
 
@@ -62,6 +64,31 @@ def unsteady(following: Callable[[DraftQuery], list[int]], seed: int) -> Scripte
     return ScriptedDrafter(rule)
 
 
+def branching(
+    following: Callable[[DraftQuery], list[int]], seed: int
+) -> Callable[[DraftQuery], Draft]:
+    """Random trees, in which what comes next is often a branch."""
+    random = np.random.default_rng(seed)
+
+    def rule(query: DraftQuery) -> Draft:
+        right = following(query)
+        nodes: dict[tuple[int, int], int] = {}  # parent and token of each place
+        at, matched = -1, 0  # the end of the right branch, and its length
+        for _ in range(int(random.integers(0, query.count + 1))):
+            if matched < len(right) and random.random() < 0.6:
+                node = (at, right[matched])
+            else:
+                node = (int(random.integers(-1, len(nodes))), int(random.integers(96)))
+            place = nodes.setdefault(node, len(nodes))
+            if matched < len(right) and node == (at, right[matched]):
+                at, matched = place, matched + 1
+        parents = tuple(parent for parent, _ in nodes)
+        chain = parents == tuple(chain_parents(len(parents)))
+        return Draft(tuple(token for _, token in nodes), tree=() if chain else parents)
+
+    return rule
+
+
 def paces(seed: int, most: int) -> Callable[[DraftQuery], int]:
     """Another number of tokens for each row at each step, often none."""
     random = np.random.default_rng(seed)
@@ -108,6 +135,9 @@ class PacedDrafter(Drafter):
     def attach(self, store: KVStore) -> None:
         self.inner.attach(store)
 
+    def places(self, count: int) -> int:
+        return self.inner.places(count)
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         counts = [min(self._pace(query), query.count) for query in queries]
         asked = [
@@ -139,11 +169,11 @@ class PacedDrafter(Drafter):
 def cut(draft: Draft, count: int) -> Draft:
     """Its first `count` tokens."""
     told = draft.probabilities
-    return Draft(
-        draft.token_ids[:count],
-        draft.source,
-        None if told is None else told[:count],
-        draft.vocabulary,
+    return replace(
+        draft,
+        token_ids=draft.token_ids[:count],
+        tree=draft.tree[:count],
+        probabilities=None if told is None else told[:count],
     )
 
 

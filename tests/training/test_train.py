@@ -9,21 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from draftgate.engine import Target, load_target
 from draftgate.engine.weights import CheckpointReader
 from draftgate.errors import DraftgateError
 from tests.support.tiny_models import TINY, write_checkpoint
-from training.agreement import Agreement, _verify
+from training.agreement import Agreement, _walk
 from training.data import Batches, Example
 from training.generations import Generation
 from training.initial import initialise
 from training.loss import Teacher
 from training.network import EagleNetwork
 from training.train import Recipe, train
-from training.tree import best_chain, best_tree
 
 TAPS = (0, 1, 2, 3)
 RECIPE = Recipe(
@@ -151,34 +148,11 @@ def stop_at(patch: pytest.MonkeyPatch, number: int) -> None:
     patch.setattr(module, "_save", save_and_stop)
 
 
-RANKS = st.lists(
-    st.lists(st.floats(0.0, 0.3), min_size=1, max_size=3).map(lambda x: sorted(x, reverse=True)),
-    min_size=1,
-    max_size=3,
-)
-
-
-@given(RANKS, st.integers(1, 6))
-def test_the_best_tree_is_never_worse_than_the_chain(ranks: list[list[float]], nodes: int) -> None:
-    chain, tree = best_chain(ranks, nodes), best_tree(ranks, nodes, depth=nodes)
-    assert tree >= chain - 1e-9
-    only_first = [[row[0]] for row in ranks]
-    assert best_tree(only_first, nodes, depth=nodes) == pytest.approx(chain)
-
-
-def test_the_best_tree_by_hand() -> None:
-    # Paths: .6; .3; .6 x .5 = .3; .6 x .4 = .24; .3 x .5 = .15. The best three: .6, .3, .3.
-    assert best_tree([[0.6, 0.3], [0.5, 0.4]], 3, depth=2) == pytest.approx(2.2)
-    assert best_chain([[0.6, 0.3], [0.5, 0.4]], 3) == pytest.approx(1 + 0.6 + 0.3 + 0.15)
-
-
 def test_verification_is_walked_as_the_engine_walks_it() -> None:
-    """Steps begin where the one before ended, and ranks are counted up to the first wrong token."""
-    found = Agreement((4, 3), (3, 1), 2, ((2, 1, 0, 0), (1, 0, 0, 0)))
+    """Steps begin where the one before ended."""
+    found = Agreement((4, 3), (3, 1), 2, (2, 1))
     assert found.acceptance_length == 1 + 3 / 2
-    assert found.rank_shares == [[1.0, 0.5, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]]
     assert (found + found).acceptance_length == found.acceptance_length
-    ranked = [[0, 0] for _ in range(3)]
-    chains = [[[True, False]] * 3, [[True, False], [False, True], [True, False]]]
-    assert [_verify(chain, ranked) for chain in chains] == [3, 1]
-    assert ranked == [[2, 0], [1, 1], [1, 0]]
+    # Steps from tokens 0, 3, 4 of the first answer, from 0 and 1 of the second.
+    lengths = [[2, 3, 3, 0, 1], [0, 3, 0, 0, 0]]
+    assert _walk(lengths, [5, 5], steps=3) == (5, (3, 2, 1))

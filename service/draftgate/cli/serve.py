@@ -84,6 +84,16 @@ def serve(
             show_default="the engine's",
         ),
     ] = None,
+    draft_width: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            rich_help_panel=_ENGINE,
+            help="Most tokens that an EAGLE drafter lets follow one; 1 drafts chains, not trees.",
+            show_default="the engine's",
+        ),
+    ] = None,
     drafter: Annotated[
         DrafterName | None,
         typer.Option(
@@ -179,6 +189,7 @@ def serve(
     settings = {
         **_drafter(drafter, drafter_dir, packaged=packaged),
         "draft_len": draft_len,
+        "draft_width": draft_width,
         "dtype": None if dtype is None else dtype.value,
         "max_batch_rows": max_batch_rows,
         "max_sequence_tokens": max_sequence_tokens,

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from draftgate.engine.kv_cache import KVStore
+from draftgate.engine.tree import depths, paths
 
 __all__ = ["AttentionPlan", "RowSpan", "plan_attention"]
 
@@ -33,14 +34,28 @@ class RowSpan:
     slot: int
     """Its slot in the KV cache."""
     start: int
-    """Its position of the first of these tokens."""
+    """The place in its slot of the first of these tokens."""
     count: int
     """How many tokens it has in the step."""
+    parents: Sequence[int] = ()
+    """How the tokens in its last places follow each other where they are a tree (see
+    `engine.tree`); the first of them may be in the cache already. Empty: one after the other."""
 
     @property
     def length(self) -> int:
-        """Positions in the cache once the step is done."""
+        """Places in use once the step is done."""
         return self.start + self.count
+
+    @property
+    def trunk(self) -> int:
+        """Places before the tree, where place and position are the same."""
+        return self.length - len(self.parents)
+
+    @property
+    def positions(self) -> list[int]:
+        """The position in its text of each of the tokens."""
+        branching = [self.trunk - 1 + depth for depth in depths(self.parents)]
+        return [*range(self.start, self.trunk), *branching[-self.count :]]
 
 
 @dataclass(frozen=True)
@@ -157,23 +172,30 @@ def _call(
     # sees position 0 alone; its answer is not used.
     gather = [[offsets[chosen[0]]] * count for _ in range(last - first)]
     visible = [[1] * count for _ in range(last - first)]
+    leading: list[tuple[int, int, int]] = []  # row, token, and a place beyond `visible` it sees
     packed, source = [], []
     for index, span in zip(chosen, rows, strict=True):
         row = span.slot - first
         for token in range(span.count):
             gather[row][token] = offsets[index] + token
-            visible[row][token] = span.start + token + 1
+            visible[row][token] = min(span.start + token + 1, span.trunk)
             packed.append(offsets[index] + token)
             source.append(row * count + token)
+        for place, path in enumerate(paths(span.parents), span.trunk):
+            if place >= span.start:
+                leading += [(row, place - span.start, span.trunk + above) for above in path]
     # No place is padding and the call answers every token in the order it is packed.
     whole = packed == source == list(range((last - first) * count)) and len(chosen) == len(spans)
     everything_visible = whole and all(v == length for row in visible for v in row)
+    mask = None
+    if not everything_visible:
+        mask = _mask(visible, leading, length, group, dtype, device)
     return _Call(
         first_slot=first,
         last_slot=last,
         count=count,
         length=length,
-        mask=None if everything_visible else _mask(visible, length, group, dtype, device),
+        mask=mask,
         gather=None if whole else torch.tensor(gather, device=device).view(-1),
         packed=None if whole else torch.tensor(packed, device=device),
         source=None if whole else torch.tensor(source, device=device),
@@ -181,11 +203,19 @@ def _call(
 
 
 def _mask(
-    visible: list[list[int]], length: int, group: int, dtype: torch.dtype, device: torch.device
+    visible: list[list[int]],
+    leading: list[tuple[int, int, int]],
+    length: int,
+    group: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
-    """[rows, 1, group * count, length]: 0 for the first `visible` positions, -inf beyond."""
+    """[rows, 1, group * count, length]: 0 for the first `visible` places and those `leading` to a
+    token of a tree, -inf elsewhere."""
     limits = torch.tensor(visible, device=device)  # [rows, count]
     hidden = torch.arange(length, device=device) >= limits.unsqueeze(-1)  # [rows, count, length]
+    if leading:
+        hidden[tuple(torch.tensor(leading, device=device).T)] = False
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
     mask.masked_fill_(hidden, float("-inf"))
     rows, count = limits.shape

@@ -18,8 +18,6 @@ __all__ = ["EngineConfig", "ModelConfig"]
 class ModelConfig:
     """A checkpoint folder's model: its sizes, and what else its configuration files say."""
 
-    name: str
-    """What the checkpoint calls itself: the folder's name."""
     folder: Path
     """Where it lies."""
     shape: ModelShape
@@ -28,6 +26,11 @@ class ModelConfig:
     """`FP8` for a ModelOpt checkpoint, else empty."""
     eos_token_ids: tuple[int, ...]
     """Ids that end a generation."""
+
+    @property
+    def name(self) -> str:
+        """What the checkpoint calls itself: the folder's name."""
+        return self.folder.resolve().name
 
     @classmethod
     def load(cls, model_dir: Path) -> ModelConfig:
@@ -38,7 +41,6 @@ class ModelConfig:
         """
         raw = read_object(model_dir / "config.json")
         return cls(
-            name=model_dir.resolve().name,
             folder=model_dir,
             shape=model_shape(raw),
             quantization=_quantization(model_dir),
@@ -73,6 +75,9 @@ class EngineConfig:
     """The folder of the drafter's weights, where it has any."""
     draft_len: int = 4
     """Draft length K of every step; 0 never speculates."""
+    draft_width: int = 4
+    """Most tokens that an EAGLE drafter lets follow one drafted token, so that its K tokens are a
+    tree; 1 drafts chains. Rows that draw by chance under rejection sampling get chains."""
     ngram_min: int = 2
     """Shortest match that the n-gram drafter follows, in tokens."""
     ngram_max: int = 6
@@ -110,6 +115,7 @@ class EngineConfig:
             ("prefill_chunk_tokens", 1, 1 << 16),
             ("max_waiting", 0, 1 << 16),
             ("draft_len", 0, 64),
+            ("draft_width", 1, 64),
             ("ngram_min", 1, 16),
             ("ngram_max", self.ngram_min, 16),
         ):

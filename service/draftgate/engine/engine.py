@@ -60,7 +60,9 @@ class Engine:
         shapes = [target.kv_shape]
         if drafter is not None and drafter.kv_shape is not None:
             shapes.append(drafter.kv_shape)
-        self._cache = KVCache(shapes, config, wanted, target.dtype, target.device)
+        # A drafter may write further than the row will ever be.
+        spare = drafter.places(config.draft_len) - config.draft_len if drafter is not None else 0
+        self._cache = KVCache(shapes, config, wanted + spare, target.dtype, target.device)
         if drafter is not None and drafter.kv_shape is not None:
             drafter.attach(self._cache.stores[1])
         self.max_sequence_tokens = min(wanted, self._cache.total_blocks * BLOCK_TOKENS)

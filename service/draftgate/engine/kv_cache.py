@@ -79,6 +79,13 @@ class KVStore:
         """Copy a slot's first `tokens` positions to another."""
         self._tensor[:, target, :tokens] = self._tensor[:, source, :tokens]
 
+    def pick(self, slot: int, first: int, places: Sequence[int]) -> None:
+        """Copy these places of a slot to `first` and the ones after it, in order."""
+        if list(places) != list(range(first, first + len(places))):
+            index = torch.tensor(places, device=self._tensor.device)
+            picked = self._tensor[:, slot].index_select(1, index)
+            self._tensor[:, slot, first : first + len(places)] = picked
+
     def give_back(self, slot: int, tokens: int) -> None:
         """Return the memory of a slot's first `tokens` positions to the system."""
         if self._memory is None:

@@ -180,13 +180,13 @@ class Target:
 def packed_places(
     spans: Sequence[RowSpan], store: KVStore, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where in the store, and at which position of its row, each packed token is: [tokens] each."""
+    """Each packed token's place in the store and position in its text: [tokens] each."""
     where: list[int] = []
     positions: list[int] = []
     for span in spans:
         first = store.index_of(span.slot, span.start)
         where.extend(range(first, first + span.count))
-        positions.extend(range(span.start, span.length))
+        positions.extend(span.positions)
     return torch.tensor(where, device=device), torch.tensor(positions, device=device)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from draftgate.engine.tree import chain_parents
 from draftgate.sampling import SamplingParams
 
 __all__ = ["RowSampler", "draw", "filter_probabilities", "most_likely"]
@@ -58,15 +59,24 @@ class RowSampler:
             self._counts.index_add_(0, ids, torch.ones(len(token_ids), device=self._device))
             self._seen[ids] = True
 
-    def penalised(self, logits: torch.Tensor, drafts: Sequence[int]) -> torch.Tensor:
-        """logits [positions, vocab] in fp32 with penalties; position j follows drafts[:j]."""
+    def penalised(
+        self, logits: torch.Tensor, drafts: Sequence[int], parents: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """logits [drafts + 1, vocab] in fp32 with penalties: before the drafts, and after each of
+        them with those that lead to it counted as output.
+
+        parents: how the drafts follow each other (see `engine.tree`); None: one after the other.
+        """
         if self._counts is None or self._seen is None:
             return logits
         counts = self._counts.repeat(logits.shape[0], 1)
         seen = self._seen.repeat(logits.shape[0], 1)
-        for index, token in enumerate(drafts):
-            counts[index + 1 :, token] += 1
-            seen[index + 1 :, token] = True
+        parents = chain_parents(len(drafts)) if parents is None else parents
+        for index, (token, parent) in enumerate(zip(drafts, parents, strict=True), 1):
+            counts[index] = counts[parent + 1]
+            counts[index, token] += 1
+            seen[index] = seen[parent + 1]
+            seen[index, token] = True
         params = self.params
         scaled = torch.where(
             logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty
@@ -74,23 +84,27 @@ class RowSampler:
         logits = torch.where(seen, scaled, logits)
         return logits - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
 
-    def probabilities(self, logits: torch.Tensor, drafts: Sequence[int]) -> torch.Tensor:
-        """The distributions [positions, vocab] to draw from, in fp32; not for greedy requests."""
-        scaled = self.penalised(logits, drafts) / self.params.temperature
+    def probabilities(
+        self, logits: torch.Tensor, drafts: Sequence[int], parents: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """The distributions [drafts + 1, vocab] to draw from, in fp32; not for greedy requests.
+        Arguments as for `penalised`."""
+        scaled = self.penalised(logits, drafts, parents) / self.params.temperature
         return filter_probabilities(scaled.softmax(-1), self.params)
 
-    def coupled(self, probabilities: torch.Tensor, first_position: int) -> list[int]:
-        """The coupled token at each position: argmax of log p plus position-keyed Gumbel noise.
+    def coupled(self, probabilities: torch.Tensor, positions: Sequence[int]) -> list[int]:
+        """The coupled token at each of the absolute positions, the first of which is the lowest:
+        argmax of log p plus position-keyed Gumbel noise.
 
         A function of the distribution, the seed and the absolute position alone, so it does not
         depend on what was drafted. (Gumbel-max: argmax p / e with e exponential.)
         """
         # What lies before is settled: its noise has done its work.
-        for position in [known for known in self._noise if known < first_position]:
+        for position in [known for known in self._noise if known < positions[0]]:
             del self._noise[position]
         return [
-            int((row.double() / self.noise(first_position + offset)).argmax())
-            for offset, row in enumerate(probabilities)
+            int((row.double() / self.noise(position)).argmax())
+            for row, position in zip(probabilities, positions, strict=True)
         ]
 
     def noise(self, position: int) -> torch.Tensor:

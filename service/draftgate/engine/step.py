@@ -17,6 +17,7 @@ from draftgate.engine.request import Output, VerifyStep
 from draftgate.engine.sampler import most_likely
 from draftgate.engine.scheduler import ScheduledRow
 from draftgate.engine.sequence import Sequence
+from draftgate.engine.tree import chain_parents, depths
 from draftgate.engine.verify import verify_equal, verify_rejection
 from draftgate.errors import DraftgateError
 
@@ -66,7 +67,8 @@ class Stepper:
                 continue
             assert sequence.slot is not None
             # A drafter with a cache of its own writes where the target will, before it does.
-            if not self._cache.grow(sequence.slot, len(sequence.tokens) + count):
+            room = self._drafter.places(count)
+            if not self._cache.grow(sequence.slot, len(sequence.tokens) + room):
                 drafts[sequence.row_id] = Draft()
                 continue
             query = DraftQuery(
@@ -94,23 +96,29 @@ class Stepper:
         granted = [drafts[row.sequence.row_id] if row.draft_len else Draft() for row in rows]
         done = self._forward(rows, granted)
         greedy = self._greedy(rows, done.logits)
-        starts = [row.sequence.computed for row in rows]
-        outputs, first = [], 0
+        outputs: list[tuple[Sequence, Output]] = []
+        settled: list[Settled] = []
+        packed = first = 0
         for row, draft in zip(rows, granted, strict=True):
-            sequence = row.sequence
+            sequence, start = row.sequence, row.sequence.computed
             prefilling = not sequence.decoding
             sequence.computed += row.count
-            if not sequence.decoding:
-                continue
-            last = first + len(draft.token_ids) + 1
-            logits = done.logits[first:last]
-            accepted, token = self._verify(sequence, draft, logits, greedy[first:last])
-            proposed = sequence.row_id in drafts
-            reason = GateReason.PREFILL if prefilling else self._reason(sequence, draft, proposed)
-            output = self._emit(sequence, draft, accepted, token, logits, reason)
-            outputs.append((sequence, replace(output, batch_rows=len(rows))))
-            first = last
-        self._observe(rows, granted, starts, done)
+            places = [*range(packed, packed + row.count)]
+            if sequence.decoding:
+                last = first + len(draft.token_ids) + 1
+                logits = done.logits[first:last]
+                standing, token = self._verify(sequence, draft, logits, greedy[first:last])
+                proposed = sequence.row_id in drafts
+                reason = self._reason(sequence, draft, proposed)
+                reason = GateReason.PREFILL if prefilling else reason
+                output = self._emit(sequence, draft, standing, token, logits, reason)
+                outputs.append((sequence, replace(output, batch_rows=len(rows))))
+                places += [packed + row.count + place for place in standing]
+                first = last
+            settled.append(_settled(sequence, draft, start, places))
+            packed += row.count + len(draft.token_ids)
+        if self._drafter is not None:
+            self._drafter.observe(settled, done.features)
         return outputs
 
     def send_last(
@@ -161,7 +169,7 @@ class Stepper:
             assert sequence.slot is not None
             upto = sequence.computed + row.count
             count = row.count + len(draft.token_ids)
-            spans.append(RowSpan(slot=sequence.slot, start=sequence.computed, count=count))
+            spans.append(RowSpan(sequence.slot, sequence.computed, count, draft.parents))
             token_ids.extend(sequence.tokens[sequence.computed : upto])
             if upto >= sequence.prefill_upto:
                 wanted.extend(range(len(token_ids) - 1, len(token_ids) + len(draft.token_ids)))
@@ -182,41 +190,53 @@ class Stepper:
 
     def _verify(
         self, sequence: Sequence, draft: Draft, logits: torch.Tensor, greedy: ListOf[int]
-    ) -> tuple[int, int]:
-        """How many drafts stand, and the token after them."""
-        sampler, ids = sequence.sampler, draft.token_ids
+    ) -> tuple[ListOf[int], int]:
+        """The places of the drafts that stand, in order, and the token after them."""
+        sampler, ids, parents = sequence.sampler, draft.token_ids, draft.parents
         if _plain_greedy(sequence):
-            return verify_equal(greedy, ids)
+            return verify_equal(greedy, ids, parents)
         if sampler.params.greedy:
-            return verify_equal(most_likely(sampler.penalised(logits.float(), ids)), ids)
-        probabilities = sampler.probabilities(logits.float(), ids)
+            chosen = most_likely(sampler.penalised(logits.float(), ids, parents))
+            return verify_equal(chosen, ids, parents)
+        probabilities = sampler.probabilities(logits.float(), ids, parents)
         if sampler.params.coupled:
-            return verify_equal(sampler.coupled(probabilities, len(sequence.tokens)), ids)
-        return verify_rejection(
+            first = len(sequence.tokens)
+            positions = [first, *(first + depth for depth in depths(parents))]
+            return verify_equal(sampler.coupled(probabilities, positions), ids, parents)
+        assert parents == chain_parents(len(ids))
+        accepted, token = verify_rejection(
             probabilities, ids, draft.probabilities, sampler.generator, draft.vocabulary
         )
+        return range(accepted), token
 
     def _emit(
         self,
         sequence: Sequence,
         draft: Draft,
-        accepted: int,
+        standing: ListOf[int],
         token: int,
         logits: torch.Tensor,
         gate_reason: GateReason,
     ) -> Output:
-        """Append the step's tokens and say what to send."""
-        tokens, reason = self._cut(sequence, (*draft.token_ids[:accepted], token))
-        accepted = min(accepted, len(tokens))
+        """Append the step's tokens and say what to send. standing: the places of the drafts that
+        stand."""
+        drafted = (draft.token_ids[place] for place in standing)
+        tokens, reason = self._cut(sequence, (*drafted, token))
+        standing = standing[: len(tokens)]
+        accepted = len(standing)
         if sequence.first_token_s is None:
             sequence.first_token_s = self._clock()
         # Keys and values of rejected drafts stay in the cache and are overwritten.
+        assert sequence.slot is not None
+        first = sequence.computed
+        store = self._cache.stores[0]
+        store.pick(sequence.slot, first, [first + place for place in standing])
         sequence.computed += accepted
         sequence.tokens.extend(tokens)
         sequence.prefill_upto = len(sequence.tokens) - 1
         sequence.sampler.observe(tokens)
         self._count(draft, accepted, len(tokens))
-        output = self._output(sequence, draft, accepted, tokens, logits, gate_reason, reason)
+        output = self._output(sequence, draft, standing, tokens, logits, gate_reason, reason)
         sequence.chunks += 1
         return output
 
@@ -239,34 +259,6 @@ class Stepper:
             return reason
         return GateReason.BUDGET if proposed else GateReason.NO_DRAFT
 
-    def _observe(
-        self,
-        rows: ListOf[ScheduledRow],
-        drafts: ListOf[Draft],
-        starts: ListOf[int],
-        done: Pass,
-    ) -> None:
-        """Tell the drafter what is settled after a pass over rows that had begun at `starts`."""
-        if self._drafter is None:
-            return
-        settled, packed = [], 0
-        for row, draft, start in zip(rows, drafts, starts, strict=True):
-            sequence = row.sequence
-            assert sequence.slot is not None
-            settled.append(
-                Settled(
-                    row_id=sequence.row_id,
-                    slot=sequence.slot,
-                    tokens=sequence.tokens,
-                    start=start,
-                    computed=sequence.computed,
-                    packed=packed,
-                    draft=draft,
-                )
-            )
-            packed += row.count + len(draft.token_ids)
-        self._drafter.observe(settled, done.features)
-
     def _count(self, draft: Draft, accepted: int, emitted: int) -> None:
         self.totals.emitted_tokens += emitted
         if draft.token_ids:
@@ -278,7 +270,7 @@ class Stepper:
         self,
         sequence: Sequence,
         draft: Draft,
-        accepted: int,
+        standing: ListOf[int],
         tokens: tuple[int, ...],
         logits: torch.Tensor,
         gate_reason: GateReason,
@@ -286,10 +278,12 @@ class Stepper:
     ) -> Output:
         assert sequence.started_s is not None
         assert sequence.first_token_s is not None
-        logprobs, top_ids, top_logprobs = _logprobs(
-            sequence.request.params.logprobs, tokens, logits
-        )
-        step = VerifyStep(draft.token_ids, accepted, draft.source) if draft.token_ids else None
+        asked, step = sequence.request.params.logprobs, None
+        if draft.token_ids:
+            step = VerifyStep(_accepted_first(draft, standing), len(standing), draft.source)
+        if asked is not None and draft.tree:
+            logits = logits[[0, *(place + 1 for place in standing)]]
+        logprobs, top_ids, top_logprobs = _logprobs(asked, tokens, logits)
         return Output(
             request_id=sequence.request.request_id,
             chunk_index=sequence.chunks,
@@ -304,6 +298,30 @@ class Stepper:
             queue_us=round((sequence.started_s - sequence.arrived_s) * 1e6),
             prefill_us=round((sequence.first_token_s - sequence.started_s) * 1e6),
         )
+
+
+def _settled(sequence: Sequence, draft: Draft, start: int, places: ListOf[int]) -> Settled:
+    """What to tell the drafter of a row that had begun at `start`, after its tokens are emitted.
+    places: where in the pass its own tokens were and its drafts that stood, of which the last may
+    have been cut off."""
+    assert sequence.slot is not None
+    return Settled(
+        row_id=sequence.row_id,
+        slot=sequence.slot,
+        tokens=sequence.tokens,
+        start=start,
+        computed=sequence.computed,
+        packed=places[: sequence.computed - start],
+        draft=draft,
+    )
+
+
+def _accepted_first(draft: Draft, accepted: ListOf[int]) -> tuple[int, ...]:
+    """The drafted tokens as a client is told of them: what was accepted, then the others."""
+    if not draft.tree:
+        return draft.token_ids
+    others = [place for place in range(len(draft.token_ids)) if place not in accepted]
+    return tuple(draft.token_ids[place] for place in (*accepted, *others))
 
 
 def _plain_greedy(sequence: Sequence) -> bool:

@@ -15,16 +15,22 @@ from draftgate.engine.sampler import draw
 __all__ = ["verify_equal", "verify_rejection"]
 
 
-def verify_equal(target_ids: Sequence[int], draft_ids: Sequence[int]) -> tuple[int, int]:
-    """Accept drafts as long as they equal the target's own choice.
+def verify_equal(
+    target_ids: Sequence[int], draft_ids: Sequence[int], parents: Sequence[int]
+) -> tuple[list[int], int]:
+    """Accept drafts as long as one of them equals the target's own choice.
 
-    target_ids: [K + 1] the target's token at each position (greedy, or coupled to a seed);
-    draft_ids: [K]. Returns how many drafts are accepted and the token that follows them.
+    target_ids: [K + 1] the target's token (greedy, or coupled to a seed) before the drafts and
+    after each; draft_ids: [K], a tree by their parents [K] (see `engine.tree`).
+    Returns the places of the drafts that are accepted, in order, and the token that follows them.
     """
-    accepted = 0
-    while accepted < len(draft_ids) and target_ids[accepted] == draft_ids[accepted]:
-        accepted += 1
-    return accepted, target_ids[accepted]
+    drafted = {(parents[place], token): place for place, token in enumerate(draft_ids)}
+    accepted: list[int] = []
+    at = -1
+    while (found := drafted.get((at, target_ids[at + 1]))) is not None:
+        accepted.append(found)
+        at = found
+    return accepted, target_ids[at + 1]
 
 
 def verify_rejection(

@@ -38,7 +38,7 @@ def _ngram(config: EngineConfig, target: Target) -> NgramDrafter:
 
 
 def _eagle(config: EngineConfig, target: Target) -> Drafter:
-    return EagleDrafter(EagleHead(_folder(config), target))
+    return EagleDrafter(EagleHead(_folder(config), target), config.draft_width)
 
 
 def _hybrid(config: EngineConfig, target: Target) -> Drafter:

@@ -11,6 +11,7 @@ import torch
 from draftgate.contract import DraftSource
 from draftgate.engine.kv_cache import KVShape, KVStore
 from draftgate.engine.sampler import RowSampler
+from draftgate.engine.tree import chain_parents
 
 __all__ = ["Draft", "DraftQuery", "Drafter", "Settled"]
 
@@ -22,7 +23,7 @@ class DraftQuery:
     row_id: int
     """Names the row as long as it lives, wherever it lies in the batch."""
     slot: int
-    """Where it lies in the KV cache now; there is room for `count` more positions."""
+    """Where it lies in the KV cache now; there is room for `Drafter.places` more positions."""
     tokens: Sequence[int]
     """All its tokens so far, prompt and output."""
     count: int
@@ -39,10 +40,19 @@ class Draft:
     """The drafted tokens, at most as many as asked for; may be none."""
     source: DraftSource = DraftSource.NONE
     """Who drafted them."""
+    tree: tuple[int, ...] = ()
+    """The place of the token that each follows where they branch, the newest token's being -1,
+    parents before their children; empty: one follows the other. A row that draws by chance under
+    rejection sampling is drafted no tree."""
     probabilities: torch.Tensor | None = None
     """The distributions they were drawn from, [tokens, n] in fp32; None: not by chance."""
     vocabulary: torch.Tensor | None = None
     """[n] int64: the target's ids of those n tokens; None: n is the target's whole vocabulary."""
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """The tree, or the chain in the same terms (see `engine.tree`)."""
+        return self.tree or chain_parents(len(self.token_ids))
 
 
 @dataclass(frozen=True)
@@ -57,8 +67,8 @@ class Settled:
     """Position of the first token it had in the pass."""
     computed: int
     """Positions before it are the target's for good; from `start` on they have features."""
-    packed: int
-    """Where in the pass, counted in tokens, `start` was."""
+    packed: Sequence[int]
+    """Where in the pass, counted in tokens, the positions from `start` to `computed` - 1 were."""
     draft: Draft
     """What was verified for it; empty where nothing was drafted."""
 
@@ -85,6 +95,11 @@ class Drafter(ABC):
     def attach(self, store: KVStore) -> None:
         """Take the store for `kv_shape`. Its slots are the target's: rows move in both at once."""
         raise NotImplementedError
+
+    def places(self, count: int) -> int:
+        """Positions beyond a row's tokens that drafting `count` tokens may write in the store, at
+        least `count`."""
+        return count
 
     @abstractmethod
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:

@@ -1,4 +1,6 @@
-"""Drafting a chain of tokens with an EAGLE-3 head, for all rows at once.
+"""Drafting with an EAGLE-3 head, for all rows at once: a tree of tokens, or a chain.
+
+A chain is for rows that draw by chance under rejection sampling: their drafts have to be drawn.
 
 The head has one decoder layer, so the keys and values of a position depend on nothing but that
 position's own input. Every pass of the target therefore ends with one small pass that takes in
@@ -16,12 +18,17 @@ import torch
 from draftgate.contract import DraftSource
 from draftgate.engine.attention import RowSpan
 from draftgate.engine.drafters.base import Draft, Drafter, DraftQuery, Settled
+from draftgate.engine.drafters.branches import Branches
 from draftgate.engine.drafters.chain import Chain, drafting, lengthen
 from draftgate.engine.drafters.eagle_head import EagleHead
+from draftgate.engine.drafters.selection import likeliest
 from draftgate.engine.kv_cache import KVStore
 from draftgate.engine.model import packed_places
 
 __all__ = ["EagleDrafter"]
+
+_READ = 3
+"""Most tokens of a tree that are read, for each that is drafted in the end."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +45,11 @@ class _Row:
 class EagleDrafter(Drafter):
     """Drafts with an EAGLE-3 head."""
 
-    def __init__(self, head: EagleHead) -> None:
+    def __init__(self, head: EagleHead, width: int) -> None:
+        """width: most tokens that follow one token of a tree, and most tokens of one level that
+        any follow; 1 drafts chains."""
         self._head = head
+        self._width = width
         self._rows: dict[int, _Row] = {}
         self._vocabulary = head.vocabulary.tolist()
         self._device = head.vocabulary.device
@@ -51,12 +61,21 @@ class EagleDrafter(Drafter):
     def attach(self, store: KVStore) -> None:
         self._store = store
 
+    def places(self, count: int) -> int:
+        return count if self._width == 1 else _READ * count
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
-        chains = [Chain(query, query.count if self._ready(query) else 0) for query in queries]
-        active = drafting(chains)
-        if active:
-            self._draft(active)
-        return [chain.draft(DraftSource.EAGLE, self._head.vocabulary) for chain in chains]
+        ready = [query for query in queries if self._ready(query)]
+        chains = [Chain(query, query.count) for query in ready if not self._branches(query)]
+        trees = [Branches(query, query.count) for query in ready if self._branches(query)]
+        if chains:
+            self._draft_chains(drafting(chains))
+        if trees:
+            self._draft_trees(trees)
+        drafts = {tree.query.row_id: tree.draft(DraftSource.EAGLE) for tree in trees}
+        for chain in chains:
+            drafts[chain.query.row_id] = chain.draft(DraftSource.EAGLE, self._head.vocabulary)
+        return [drafts.get(query.row_id, Draft()) for query in queries]
 
     def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
         assert features is not None
@@ -68,7 +87,7 @@ class EagleDrafter(Drafter):
             span = RowSpan(row.slot, row.start, min(row.computed, len(row.tokens) - 1) - row.start)
             spans.append(span)
             tokens.extend(row.tokens[span.start + 1 : span.length + 1])
-            packed.extend(range(row.packed, row.packed + span.count))
+            packed.extend(row.packed[: span.count])
         chosen = features.index_select(0, self._tensor(packed))
         hidden = self._head.fused(chosen)
         where, positions = packed_places(spans, self._store, self._device)
@@ -88,11 +107,61 @@ class EagleDrafter(Drafter):
     def _ready(self, query: DraftQuery) -> bool:
         return self.synced_upto(query.row_id) == len(query.tokens)
 
-    def _draft(self, active: list[Chain]) -> None:
-        """Add tokens to the chains, those that want most first, until each has what it wants."""
-        known = [self._rows[chain.query.row_id] for chain in active]
+    def _branches(self, query: DraftQuery) -> bool:
+        params = query.sampler.params
+        return self._width > 1 and (params.greedy or params.coupled)
+
+    def _draft_trees(self, trees: Sequence[Branches]) -> None:
+        """Find each tree's tokens, all trees level by level."""
+        queries = [tree.query for tree in trees]
+        inputs, hidden = self._newest(queries)
+        spans = [RowSpan(query.slot, len(query.tokens) - 2, 1) for query in queries]
+        _, positions = packed_places(spans, self._store, self._device)
+        level = [(tree, [-1]) for tree in trees]  # whose children are looked for
+        while True:
+            plan = self._head.plan(spans)
+            hidden, logits = self._head.read_out(inputs, hidden, positions, plan, self._store)
+            samplers = [tree.query.sampler for tree, numbers in level for _ in numbers]
+            # Position i foretells token i + 2.
+            following = (positions + 2).tolist()
+            found = likeliest(logits, samplers, following, self._head.vocabulary, self._width)
+            rows: list[int] = []  # where in `hidden` the parent of each token to read was read
+            tokens: list[int] = []
+            spans, deeper, at = [], [], 0
+            for tree, numbers in level:
+                upto = at + len(numbers)
+                ids = [[self._vocabulary[i] for i in children] for children in found.ids[at:upto]]
+                tree.add_level(numbers, ids, found.log_likelihoods[at:upto])
+                chosen = tree.next_level(self._width, self.places(tree.count))
+                if chosen:
+                    nodes = [tree.nodes[number] for number in chosen]
+                    rows += [at + numbers.index(node.parent) for node in nodes]
+                    tokens += [node.token for node in nodes]
+                    spans.append(self._level_span(tree, len(chosen)))
+                    deeper.append((tree, chosen))
+                at = upto
+            if not deeper:
+                return
+            level = deeper
+            hidden = hidden.index_select(0, self._tensor(rows))
+            where, positions = packed_places(spans, self._store, self._device)
+            taken = self._tensor(tokens)
+            inputs = self._head.take_in(taken, hidden, positions, where, self._store)
+
+    def _level_span(self, tree: Branches, count: int) -> RowSpan:
+        """The `count` tokens of a tree that are read next, after those read before."""
+        start = len(tree.query.tokens) - 1 + len(tree.read) - count
+        return RowSpan(tree.query.slot, start, count, tree.read_tree())
+
+    def _newest(self, queries: Sequence[DraftQuery]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs [rows, 2 * hidden] and hidden [rows, hidden] of the last settled positions."""
+        known = [self._rows[query.row_id] for query in queries]
         inputs = torch.stack([row.inputs for row in known])
-        hidden = torch.stack([row.hidden for row in known])
+        return inputs, torch.stack([row.hidden for row in known])
+
+    def _draft_chains(self, active: list[Chain]) -> None:
+        """Add tokens to the chains, those that want most first, until each has what it wants."""
+        inputs, hidden = self._newest([chain.query for chain in active])
         for step in range(active[0].count):
             active = [chain for chain in active if chain.count > step]
             rows = [chain.query for chain in active]

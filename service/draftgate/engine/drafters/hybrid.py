@@ -49,6 +49,9 @@ class HybridDrafter(Drafter):
     def attach(self, store: KVStore) -> None:
         self._model.attach(store)
 
+    def places(self, count: int) -> int:
+        return max(self._ngram.places(count), self._model.places(count))
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         drafts: dict[int, Draft] = {}
         left = []

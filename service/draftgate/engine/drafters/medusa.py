@@ -123,7 +123,7 @@ class MedusaDrafter(Drafter):
 
     def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
         assert features is not None
-        newest = [row.packed + row.upto - 2 - row.start for row in rows]
+        newest = [row.packed[row.upto - 2 - row.start] for row in rows]
         chosen = features.index_select(0, torch.tensor(newest, device=features.device))
         for row, hidden in zip(rows, chosen, strict=True):
             self._rows[row.row_id] = _Row(row.upto, hidden)

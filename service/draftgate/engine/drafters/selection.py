@@ -14,7 +14,7 @@ import torch
 
 from draftgate.engine.sampler import RowSampler, filter_probabilities, most_likely
 
-__all__ = ["Picked", "pick"]
+__all__ = ["Likeliest", "Picked", "likeliest", "pick"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,40 @@ def pick(
         noise[coupled] = keyed if vocabulary is None else keyed[:, vocabulary]
     race = probabilities / noise.clamp_min_(1e-300)
     return Picked(most_likely(race), probabilities if drawn else None)
+
+
+@dataclass(frozen=True)
+class Likeliest:
+    """What rows are likeliest to go on with, the likeliest first."""
+
+    ids: list[list[int]]
+    """[rows, n]: places in the drafter's vocabulary."""
+    log_likelihoods: list[list[float]]
+    """[rows, n]: natural; -inf where the row cannot go on so."""
+
+
+def likeliest(
+    logits: torch.Tensor,
+    samplers: Sequence[RowSampler],
+    positions: Sequence[int],
+    vocabulary: torch.Tensor,
+    count: int,
+) -> Likeliest:
+    """The `count` likeliest tokens of each row, none of which draws by chance.
+
+    Arguments as for `pick`. A coupled row's noise is known, and with it decided what the target
+    picks if the drafter sees its distribution right; the shares in the race say how clearly.
+    """
+    likelihoods = logits.float().softmax(-1)
+    coupled = [index for index, sampler in enumerate(samplers) if not sampler.params.greedy]
+    for rows in _alike(samplers, coupled).values():
+        params = samplers[rows[0]].params
+        chosen = (logits[rows].float() / params.temperature).softmax(-1)
+        noise = torch.stack([samplers[row].noise(positions[row])[vocabulary] for row in rows])
+        race = filter_probabilities(chosen, params) / noise
+        likelihoods[rows] = (race / race.sum(-1, keepdim=True)).float()
+    found = likelihoods.topk(min(count, logits.shape[1]), -1)
+    return Likeliest(found.indices.tolist(), found.values.log().tolist())
 
 
 def _alike(

@@ -548,7 +548,9 @@ class VerifyStep(_message.Message):
     draft_source: Global___DraftSource.ValueType
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftToken]:
-        """The drafted tokens in order, when asked for: the first `accepted` of them were accepted."""
+        """The drafted tokens, when asked for: the first `accepted` of them were accepted, in order. What
+        follows is what was rejected, the rest of a chain or the other branches of a tree.
+        """
 
     def __init__(
         self,
