@@ -11,6 +11,14 @@ import grpc.aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from draftgate._pb.draftgate.v1.gate_pb2 import (
+    GatePolicy,
+    GateState,
+    GetStateRequest,
+    SetPolicyRequest,
+    WatchStateRequest,
+)
+from draftgate._pb.draftgate.v1.gate_pb2_grpc import GateServiceStub
 from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest, GenerateResponse
 from draftgate._pb.draftgate.v1.generation_pb2_grpc import GenerationServiceStub
 from draftgate._pb.draftgate.v1.model_pb2 import GetModelRequest, Model
@@ -68,6 +76,40 @@ class GatewayClient:
         except grpc.aio.AioRpcError as error:
             raise self._translate(error, timeout_s) from error
         return response.model
+
+    async def gate_state(self, *, timeout_s: float) -> GateState:
+        """What the server's gate does and knows."""
+        try:
+            response = await GateServiceStub(self._channel).GetState(
+                GetStateRequest(), timeout=timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error, timeout_s) from error
+        return response.state
+
+    async def watch_gate(self, *, interval_ms: int) -> AsyncGenerator[GateState, None]:
+        """The same every `interval_ms`. Closing the generator ends it on the server."""
+        call = GateServiceStub(self._channel).WatchState(WatchStateRequest(interval_ms=interval_ms))
+        answered = False
+        try:
+            async for response in call:
+                answered = True
+                yield response.state
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error, float("inf"), answered=answered) from error
+        finally:
+            call.cancel()
+
+    async def set_gate_policy(
+        self, policy: GatePolicy, *, save: bool, timeout_s: float
+    ) -> GateState:
+        """Replace the gate's policy; its state then. save: at the next start too."""
+        request = SetPolicyRequest(policy=policy, save=save)
+        try:
+            response = await GateServiceStub(self._channel).SetPolicy(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error, timeout_s) from error
+        return response.state
 
     async def generate(
         self, request: GenerateRequest, *, timeout_s: float

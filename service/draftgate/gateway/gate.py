@@ -30,7 +30,7 @@ class GateServicer(gate_pb2_grpc.GateServiceServicer):
     ) -> gate_pb2.GetStateResponse:
         return gate_pb2.GetStateResponse(state=await self._state())
 
-    async def WatchState(  # noqa: N802
+    async def WatchState(  # type: ignore[override]  # noqa: N802  # writes instead of yielding
         self, request: gate_pb2.WatchStateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         interval_ms = request.interval_ms if request.HasField("interval_ms") else _INTERVAL_MS
