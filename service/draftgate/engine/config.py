@@ -75,9 +75,9 @@ class EngineConfig:
     """The folder of the drafter's weights, where it has any."""
     draft_len: int = 4
     """Draft length K of every step; 0 never speculates."""
-    draft_width: int = 4
-    """Most tokens that an EAGLE drafter lets follow one drafted token, so that its K tokens are a
-    tree; 1 drafts chains. Rows that draw by chance under rejection sampling get chains."""
+    draft_width: int = 1
+    """Most tokens that an EAGLE drafter lets follow one drafted token: 1 drafts chains, more spends
+    the K tokens on a tree. Rows that draw by chance under rejection sampling always get chains."""
     ngram_min: int = 2
     """Shortest match that the n-gram drafter follows, in tokens."""
     ngram_max: int = 6
