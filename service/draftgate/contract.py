@@ -88,6 +88,20 @@ class GateReason(IntEnum):
     """The engine runs without a drafter, or with draft length 0."""
     PREFILL = 6
     """The step finished the request's prompt: its first token is not speculated."""
+    OPERATOR = 7
+    """An operator turned the gate off or fixed the draft length."""
+    GAIN = 8
+    """The gate found this draft length to emit the most tokens a second."""
+    LOW_ACCEPTANCE = 9
+    """The gate found drafts not to pay, since too few are accepted."""
+    COMPUTE_BOUND = 10
+    """The gate found drafts not to pay even if most were accepted: the batch fills the machine."""
+    ITL_CEILING = 11
+    """A longer draft would emit more, in steps longer than the operator allows."""
+    DWELL = 12
+    """Another draft length looked better, not by enough or not for long enough to switch."""
+    PROBE = 13
+    """A few rows drafted one token, to see whether drafts would pay again."""
 
 
 @dataclass(frozen=True)

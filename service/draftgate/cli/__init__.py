@@ -19,6 +19,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from draftgate import __version__
 from draftgate.cli import chat, generate, serve
+from draftgate.cli.gate import gate_app
 from draftgate.cli.model import model_app
 from draftgate.cli.preparation import PreparationFailedError
 from draftgate.cli.render import ReaderGoneError, print_error
@@ -40,6 +41,7 @@ app.command()(serve.serve)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.add_typer(model_app, name="model")
+app.add_typer(gate_app, name="gate")
 
 
 def main() -> None:

@@ -108,6 +108,20 @@ class _GateReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GateReason
     """The engine runs without speculation."""
     GATE_REASON_PREFILL: _GateReason.ValueType  # 6
     """The step finished the prompt."""
+    GATE_REASON_OPERATOR: _GateReason.ValueType  # 7
+    """An operator turned the gate off or fixed the draft length."""
+    GATE_REASON_GAIN: _GateReason.ValueType  # 8
+    """The gate found this draft length to emit the most tokens a second."""
+    GATE_REASON_LOW_ACCEPTANCE: _GateReason.ValueType  # 9
+    """Drafts would not pay, since too few are accepted."""
+    GATE_REASON_COMPUTE_BOUND: _GateReason.ValueType  # 10
+    """Drafts would not pay even if most were accepted: the batch fills the machine."""
+    GATE_REASON_ITL_CEILING: _GateReason.ValueType  # 11
+    """A longer draft would emit more, in steps longer than the operator allows."""
+    GATE_REASON_DWELL: _GateReason.ValueType  # 12
+    """Another draft length looked better, not by enough or not for long enough to switch."""
+    GATE_REASON_PROBE: _GateReason.ValueType  # 13
+    """A few rows drafted one token, to see whether drafts would pay again."""
 
 class GateReason(_GateReason, metaclass=_GateReasonEnumTypeWrapper): ...
 
@@ -124,6 +138,20 @@ GATE_REASON_DISABLED: GateReason.ValueType  # 5
 """The engine runs without speculation."""
 GATE_REASON_PREFILL: GateReason.ValueType  # 6
 """The step finished the prompt."""
+GATE_REASON_OPERATOR: GateReason.ValueType  # 7
+"""An operator turned the gate off or fixed the draft length."""
+GATE_REASON_GAIN: GateReason.ValueType  # 8
+"""The gate found this draft length to emit the most tokens a second."""
+GATE_REASON_LOW_ACCEPTANCE: GateReason.ValueType  # 9
+"""Drafts would not pay, since too few are accepted."""
+GATE_REASON_COMPUTE_BOUND: GateReason.ValueType  # 10
+"""Drafts would not pay even if most were accepted: the batch fills the machine."""
+GATE_REASON_ITL_CEILING: GateReason.ValueType  # 11
+"""A longer draft would emit more, in steps longer than the operator allows."""
+GATE_REASON_DWELL: GateReason.ValueType  # 12
+"""Another draft length looked better, not by enough or not for long enough to switch."""
+GATE_REASON_PROBE: GateReason.ValueType  # 13
+"""A few rows drafted one token, to see whether drafts would pay again."""
 Global___GateReason: _TypeAlias = GateReason  # noqa: Y015
 
 class _FinishReason:

@@ -1,0 +1,83 @@
+"""`draftgate gate`: reckon with the law of the load gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftgate.errors import invalid_argument
+from draftgate.jsonfile import read_object
+from draftgate.speculation import CostTable
+from draftgate.speculation.compiler import TARGETS, compile_schedule, schedule
+from draftgate.speculation.explain import explain as explained
+
+__all__ = ["gate_app"]
+
+gate_app = typer.Typer(help="Reckon with the law of the load gate.", no_args_is_help=True)
+
+
+@gate_app.command()
+def explain(
+    alpha: Annotated[float, typer.Option(help="Share of drafts accepted.")],
+    k: Annotated[int, typer.Option("--k", help="Draft length.")],
+    draft_cost: Annotated[float, typer.Option(help="A draft step over a target pass.")],
+    token_cost: Annotated[
+        float, typer.Option(help="One more verified token over a target pass of one row.")
+    ] = 0.0,
+    batch: Annotated[int, typer.Option(help="Rows that decode together.")] = 1,
+) -> None:
+    """The textbook's arithmetic: what a draft length brings at an acceptance."""
+    found = explained(alpha, k, draft_cost, token_cost=token_cost, rows=batch)
+    rows = [
+        ("expected tokens per pass", f"{found.tokens:.2f}"),
+        ("speedup", f"{found.speedup:.2f}x"),
+        (
+            "break-even acceptance",
+            "none: it costs more than all drafts bring"
+            if found.break_even is None
+            else f"{found.break_even:.3f}",
+        ),
+        ("best draft length", f"{found.best_draft_len} ({found.best_speedup:.2f}x)"),
+    ]
+    for name, text in rows:
+        typer.echo(f"{name}\t{text}")
+
+
+@gate_app.command(name="compile")
+def compile_table(
+    costs: Annotated[Path, typer.Option(help="A table of step times.")],
+    acceptance: Annotated[Path, typer.Option(help="How likely each draft is to stand.")],
+    target: Annotated[str, typer.Option(help=f"One of {', '.join(TARGETS)}.")],
+    max_batch_size: Annotated[int, typer.Option(help="Largest batch of the deployment.")] = 256,
+    context_tokens: Annotated[int, typer.Option(help="Usual context of a request.")] = 0,
+) -> None:
+    """The law as another engine's configuration."""
+    ranges = schedule(
+        CostTable.load(costs),
+        _survival(acceptance),
+        max_rows=max_batch_size,
+        draft_lens=CostTable.load(costs).draft_lens,
+        context_tokens=context_tokens,
+    )
+    typer.echo(compile_schedule(target, ranges, max_rows=max_batch_size), nl=False)
+
+
+def _survival(path: Path) -> Sequence[float]:
+    """`{"survival": [...]}`: how likely each token of a draft is to stand, falling.
+
+    Raises DraftgateError(INVALID_ARGUMENT) where it is not that.
+    """
+    values = read_object(path).get("survival")
+    if not isinstance(values, list) or not values:
+        raise invalid_argument(f"{path}: survival", values, "a list of numbers")
+    for before, value in zip([1.0, *values], values, strict=False):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value <= before
+        ):
+            raise invalid_argument(f"{path}: survival", value, "falling numbers from 1 to 0")
+    return [float(value) for value in values]

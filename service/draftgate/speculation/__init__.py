@@ -1,0 +1,24 @@
+"""When to speculate, and how far: the law of the load gate, as plain arithmetic."""
+
+from __future__ import annotations
+
+from draftgate.speculation.acceptance import AcceptanceEstimator
+from draftgate.speculation.costs import CostCurve, CostTable
+from draftgate.speculation.gate import Candidate, Decision, Gate, GateSettings
+from draftgate.speculation.load import Load, Outcome, RowLoad
+from draftgate.speculation.policy import Mode, Policy
+
+__all__ = [
+    "AcceptanceEstimator",
+    "Candidate",
+    "CostCurve",
+    "CostTable",
+    "Decision",
+    "Gate",
+    "GateSettings",
+    "Load",
+    "Mode",
+    "Outcome",
+    "Policy",
+    "RowLoad",
+]

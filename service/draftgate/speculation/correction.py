@@ -1,0 +1,96 @@
+"""Correcting a cost table by the steps that really ran.
+
+Each measured step gives a ratio to what the table said. Ratios are averaged with forgetting by how
+many tokens were in the pass, a few buckets an octave, apart for steps with and without drafts. What
+one bucket has learned holds in part for its neighbours, which may never have run: the less the
+further away. So a table that is wrong above some number of tokens is put right there, not below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["CostCorrection"]
+
+_PER_OCTAVE = 3
+_BUCKETS = 16 * _PER_OCTAVE
+"""Up to 65,536 tokens."""
+
+_LEARNT = 0.1
+"""Weight of a new ratio once a bucket has seen a few."""
+
+_LOWEST, _HIGHEST = 1 / 3, 3.0
+"""A step further off than this is a hiccup of the machine: it counts as this far."""
+
+_PRIOR = 0.3
+"""Weight, in observations, of the table being right."""
+
+_REACH = 1.5
+"""Over so many buckets what was learned falls to 1 / e for a neighbour."""
+
+_OTHER = 0.25
+"""Weight of steps with drafts for those without, and the other way round."""
+
+_HEARSAY = 1.0
+"""Most observations that all of its neighbours count for beside a bucket's own."""
+
+_MOST = 20.0
+"""Most observations that a bucket counts for."""
+
+
+class CostCorrection:
+    """Factors on a table's times."""
+
+    def __init__(self) -> None:
+        self._ratios = np.ones((2, _BUCKETS))
+        self._seen = np.zeros((2, _BUCKETS))
+        steps = np.arange(_BUCKETS)
+        self._near: npt.NDArray[np.float64] = np.exp(-np.abs(steps[:, None] - steps) / _REACH)
+        self._factors = np.ones((2, _BUCKETS))
+
+    def observe(
+        self, tokens: int, *, drafted: bool, expected_ms: float, measured_ms: float
+    ) -> None:
+        """A step with so many tokens in its pass took `measured_ms` where the table says
+        `expected_ms`."""
+        kind, bucket = int(drafted), _bucket(tokens)
+        ratio = min(max(measured_ms / expected_ms, _LOWEST), _HIGHEST)
+        seen = min(self._seen[kind, bucket] + 1.0, _MOST)
+        self._seen[kind, bucket] = seen
+        self._ratios[kind, bucket] += max(_LEARNT, 1 / seen) * (ratio - self._ratios[kind, bucket])
+        self._refresh()
+
+    def factor(self, tokens: int, *, drafted: bool) -> float:
+        """What to multiply the table's time of such a step with."""
+        return float(self._factors[int(drafted), _bucket(tokens)])
+
+    def learned(self) -> Sequence[tuple[int, bool, float, float]]:
+        """What has been seen: fewest tokens of the bucket, whether drafted, ratio, observations."""
+        return [
+            (_least(bucket), bool(kind), float(self._ratios[kind, bucket]), float(seen))
+            for (kind, bucket), seen in np.ndenumerate(self._seen)
+            if seen
+        ]
+
+    def _refresh(self) -> None:
+        """Means of the ratios' logarithms: a bucket's own, and some of what its neighbours say."""
+        logs = np.log(self._ratios) * self._seen
+        others = self._near - np.eye(_BUCKETS)
+        for kind in (0, 1):
+            heard = others @ self._seen[kind] + _OTHER * (self._near @ self._seen[1 - kind])
+            said = others @ logs[kind] + _OTHER * (self._near @ logs[1 - kind])
+            weight = np.minimum(heard, _HEARSAY)
+            total = logs[kind] + weight * said / (heard + _PRIOR)
+            self._factors[kind] = np.exp(total / np.maximum(self._seen[kind] + weight, 1e-9))
+
+
+def _bucket(tokens: int) -> int:
+    return min(int(_PER_OCTAVE * math.log2(max(tokens, 1))), _BUCKETS - 1)
+
+
+def _least(bucket: int) -> int:
+    return math.ceil(2 ** (bucket / _PER_OCTAVE))

@@ -1,0 +1,61 @@
+"""A table that is wrong is put right where it is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftgate.speculation.correction import CostCorrection
+
+
+def run(correction: CostCorrection, tokens: int, ratio: float, steps: int = 30) -> None:
+    for _ in range(steps):
+        correction.observe(tokens, drafted=True, expected_ms=10.0, measured_ms=10.0 * ratio)
+
+
+def test_nothing_seen_changes_nothing() -> None:
+    correction = CostCorrection()
+    assert {correction.factor(2**n, drafted=n % 2 > 0) for n in range(20)} == {1.0}
+    assert correction.learned() == []
+
+
+def test_it_learns_where_the_table_is_wrong_and_not_below() -> None:
+    correction = CostCorrection()
+    run(correction, 100, 1.0)
+    run(correction, 200, 1.6)
+    assert correction.factor(200, drafted=True) == pytest.approx(1.6, rel=0.03)
+    assert correction.factor(100, drafted=True) == pytest.approx(1.0, rel=0.03)
+    # What has not run believes the nearest that has.
+    assert correction.factor(250, drafted=True) > 1.3
+    assert correction.factor(1000, drafted=True) < 1.35
+    assert 1.1 < correction.factor(200, drafted=False) < 1.6
+
+
+def test_its_own_steps_outweigh_what_neighbours_say() -> None:
+    correction = CostCorrection()
+    for tokens in (80, 128, 160, 200, 256):
+        run(correction, tokens, 1.6)
+    run(correction, 100, 1.0)
+    assert correction.factor(100, drafted=True) == pytest.approx(1.0, rel=0.04)
+
+
+def test_a_hiccup_counts_for_little() -> None:
+    correction = CostCorrection()
+    run(correction, 64, 1.0)
+    correction.observe(64, drafted=True, expected_ms=10.0, measured_ms=10_000.0)
+    assert correction.factor(64, drafted=True) < 1.25
+    run(correction, 64, 1.0)
+    assert correction.factor(64, drafted=True) == pytest.approx(1.0, rel=0.03)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 1000, 10**6])
+def test_noise_averages_out(tokens: int) -> None:
+    correction = CostCorrection()
+    random = np.random.default_rng(tokens)
+    for ratio in random.lognormal(np.log(1.3), 0.2, 200):
+        correction.observe(tokens, drafted=False, expected_ms=5.0, measured_ms=5.0 * ratio)
+    assert correction.factor(tokens, drafted=False) == pytest.approx(1.3, rel=0.15)
+    [(least, drafted, ratio, seen)] = correction.learned()
+    assert least <= tokens
+    assert (drafted, seen) == (False, 20.0)
+    assert ratio == pytest.approx(1.3, rel=0.15)
