@@ -55,14 +55,15 @@ def compile_table(
     context_tokens: Annotated[int, typer.Option(help="Usual context of a request.")] = 0,
 ) -> None:
     """The law as another engine's configuration."""
+    table = CostTable.load(costs)
     ranges = schedule(
-        CostTable.load(costs),
+        table,
         _survival(acceptance),
         max_rows=max_batch_size,
-        draft_lens=CostTable.load(costs).draft_lens,
+        draft_lens=table.draft_lens,
         context_tokens=context_tokens,
     )
-    typer.echo(compile_schedule(target, ranges, max_rows=max_batch_size), nl=False)
+    typer.echo(compile_schedule(target, ranges), nl=False)
 
 
 def _survival(path: Path) -> Sequence[float]:

@@ -57,25 +57,22 @@ def schedule(
     for rows in range(1, max_rows + 1):
         gains = {k: _speedup(costs, survival, rows, k, context_tokens) for k in known}
         best = _best(gains)
+        first, at_first = rows, gains[best]
         if ranges and ranges[-1].draft_len == best:
             before = ranges.pop()
-            ranges.append(
-                Range(before.first, rows, best, (before.speedup[0], gains.get(best, 1.0)))
-            )
-        else:
-            gain = gains.get(best, 1.0)
-            ranges.append(Range(rows, rows, best, (gain, gain)))
+            first, at_first = before.first, before.speedup[0]
+        ranges.append(Range(first, rows, best, (at_first, gains[best])))
     return ranges
 
 
-def compile_schedule(target: str, ranges: Sequence[Range], *, max_rows: int) -> str:
+def compile_schedule(target: str, ranges: Sequence[Range]) -> str:
     """The engine's configuration, in YAML, with what to expect in comments.
 
     Raises DraftgateError(INVALID_ARGUMENT) for a target that is not one of TARGETS.
     """
     if target not in TARGETS:
         raise invalid_argument("target", target, " or ".join(TARGETS))
-    return TARGETS[target](ranges, max_rows)
+    return TARGETS[target](ranges)
 
 
 def _speedup(
@@ -109,7 +106,7 @@ def _longest(ranges: Sequence[Range]) -> int:
     return max(each.draft_len for each in ranges)
 
 
-def _tensorrt_llm_1_2(ranges: Sequence[Range], max_rows: int) -> str:
+def _tensorrt_llm_1_2(ranges: Sequence[Range]) -> str:
     longest = _longest(ranges)
     lines = [
         "# TensorRT-LLM 1.2.1: keys are the fewest active requests of a range; key 1 is required",
@@ -142,7 +139,7 @@ def _tensorrt_llm_1_2(ranges: Sequence[Range], max_rows: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tensorrt_llm_1_3(ranges: Sequence[Range], max_rows: int) -> str:
+def _tensorrt_llm_1_3(ranges: Sequence[Range]) -> str:
     longest = _longest(ranges)
     lines = [
         "# TensorRT-LLM 1.3 and later: keys are the most active requests of a range; the smallest",
@@ -173,7 +170,7 @@ def _tensorrt_llm_1_3(ranges: Sequence[Range], max_rows: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _vllm(ranges: Sequence[Range], max_rows: int) -> str:
+def _vllm(ranges: Sequence[Range]) -> str:
     rows = ", ".join(f"[{each.first}, {each.last}, {each.draft_len}]" for each in ranges)
     lines = [
         "# vLLM 0.25 and later: rows of [from, to, K] by scheduled requests.",
@@ -187,7 +184,7 @@ def _vllm(ranges: Sequence[Range], max_rows: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-TARGETS: Mapping[str, Callable[[Sequence[Range], int], str]] = {
+TARGETS: Mapping[str, Callable[[Sequence[Range]], str]] = {
     "tensorrt-llm==1.2.1": _tensorrt_llm_1_2,
     "tensorrt-llm>=1.3": _tensorrt_llm_1_3,
     "vllm": _vllm,
