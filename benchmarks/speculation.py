@@ -1,8 +1,8 @@
 """What speculation does to speed, by task, draft length and batch, on prompts never trained on.
 
 Prints one table: what is accepted by task and drafter, one stream with each fixed draft length and
-with chains in place of trees, the cost of a draft step, and batch by draft length with step time,
-tokens/s and acceptance length.
+as a chain and a tree, the cost of a draft step, and batch by draft length with step time, tokens/s
+and acceptance length.
 
     python benchmarks/speculation.py [--quick] [--check] [--json FILE] [--model-dir DIR]
                                      [--drafter-dir DIR] [--drafter NAME]
@@ -33,6 +33,9 @@ from speculation_table import print_table
 __all__ = ["TASKS", "Bounds", "Plan", "Report", "goals", "main", "measure"]
 
 TASKS = ("chat", "code", "rewrite")
+
+TREE = 4
+"""Width of the trees that are measured beside chains."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +138,9 @@ def measure(
     """Measure all that `plan` says. prompts: token ids by task."""
     acceptance: list[Acceptance] = []
     eagle = config.drafter in ("hybrid", "eagle")
-    width = config.draft_width
-    drafters = [(config.drafter, width), *([("eagle", width), ("eagle", 1)] if eagle else [])]
+    drafters = [(config.drafter, config.draft_width)]
+    if eagle:
+        drafters += [("eagle", config.draft_width), (config.drafter, TREE), ("eagle", TREE)]
     for drafter, draft_width in dict.fromkeys(drafters):
         accepting = replace(
             config,
@@ -160,9 +164,9 @@ def measure(
         }
         lone = list(engines.values())
         for draft_len in plan.draft_lens:
-            if eagle and width > 1 and draft_len > 1:
-                chain = replace(config, draft_len=draft_len, draft_width=1)
-                lone.append(_started(target, chain, stack))
+            if eagle and draft_len > 1 and config.draft_width != TREE:
+                tree = replace(config, draft_len=draft_len, draft_width=TREE)
+                lone.append(_started(target, tree, stack))
         for task in TASKS:
             chosen = prompts[task][: plan.lone_prompts]
             lone_streams.extend(measure_lone_streams(lone, task, chosen, plan.lone_tokens))

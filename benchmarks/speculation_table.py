@@ -59,7 +59,7 @@ def print_table(
 
 
 def _named(drafter: str, draft_width: int) -> str:
-    return f"{drafter} chain" if draft_width == 1 else drafter
+    return f"{drafter} tree" if draft_width > 1 else drafter
 
 
 def _row(

@@ -28,7 +28,8 @@ ALLOWED = {
     # `backend` for the names of the variables through which it configures the models.
     "upstream": EVERYONE | {"_pb", "backend", "text"},
     "gateway": EVERYONE | {"_pb", "upstream", "telemetry", "text"},
-    "cli": EVERYONE | {"_pb", "gateway", "upstream", "engine", "checkpoint"},
+    # `speculation` for what it reckons without a server.
+    "cli": EVERYONE | {"_pb", "gateway", "upstream", "engine", "checkpoint", "speculation"},
 }
 
 LIBRARIES = {

@@ -154,7 +154,7 @@ def test_a_batch_that_the_cache_cannot_hold_is_refused(target: Target, spoken_mo
 
 def test_a_head_is_measured_alone_too_and_its_step_beside_a_pass(head_report: Report) -> None:
     named = [(a.drafter, a.draft_width, a.task) for a in head_report.acceptance]
-    kinds = (("hybrid", 4), ("eagle", 4), ("eagle", 1))
+    kinds = (("hybrid", 1), ("eagle", 1), ("hybrid", 4), ("eagle", 4))
     assert named == [(*kind, task) for kind in kinds for task in TASKS]
     for found in head_report.acceptance:
         assert 1 <= found.length <= 5
@@ -166,9 +166,9 @@ def test_a_head_is_measured_alone_too_and_its_step_beside_a_pass(head_report: Re
     assert cost.sync_share == pytest.approx(cost.sync.median_ms / cost.target_pass.median_ms)
 
 
-def test_chains_are_measured_beside_trees(head_report: Report) -> None:
+def test_trees_are_measured_beside_chains(head_report: Report) -> None:
     found = [(s.draft_len, s.draft_width) for s in head_report.lone_streams if s.task == "chat"]
-    assert found == [(0, 4), (2, 4), (2, 1)]
+    assert found == [(0, 1), (2, 1), (2, 4)]
 
 
 def test_other_drafters_have_no_head_to_measure(twin_report: Report) -> None:
@@ -210,8 +210,8 @@ def test_run_prints_one_table_and_writes_json(
     lines = capsys.readouterr().out.splitlines()
     header = lines.index("task    drafter      rows  K step ms tokens/s x K=0 length")
     table = lines[header : lines.index("", header)]
-    # Acceptance by drafter and task, tasks by K and as a chain, three parts of a step, batches.
-    assert len(table) == 1 + (1 + 3 * 3) + (1 + 3 * 3) + (1 + 3) + (1 + 2 * 2)
+    # Acceptance by drafter and task, tasks by K and as a tree, three parts of a step, batches.
+    assert len(table) == 1 + (1 + 3 * 4) + (1 + 3 * 3) + (1 + 3) + (1 + 2 * 2)
     assert max(map(len, table)) <= 100
 
 

@@ -91,7 +91,7 @@ def check_one_by_one(
 ) -> None:
     with running(target, max_batch_rows=1, drafter="none") as engine:
         for name in names:
-            assert engine.one(prompts[name], greedy(TOKENS)).tokens == together[name]
+            assert engine.one(prompts[name], greedy(32)).tokens == together[name][:32]
 
 
 def test_one_by_one_is_as_together(

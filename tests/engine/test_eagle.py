@@ -34,6 +34,7 @@ from tests.support.speculation import (
     oracle,
     paces,
     sometimes_right,
+    within,
 )
 from tests.support.tiny_models import BLOCK_BYTES, TINY, write_checkpoint
 
@@ -125,15 +126,6 @@ class Reference:
     def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
         mean = x.square().mean(-1, keepdim=True)
         return x / (mean + self.config["rms_norm_eps"]).sqrt() * self.weights[f"{name}.weight"]
-
-
-def within(rule: Callable[[DraftQuery], Draft]) -> Callable[[DraftQuery, Draft], Draft]:
-    """Puts what the rule says in place of what was drafted, no more of it."""
-
-    def answer(query: DraftQuery, draft: Draft) -> Draft:
-        return replace(rule(replace(query, count=len(draft.token_ids))), source=draft.source)
-
-    return answer
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,12 @@ from tests.support.speculation import (
     VARIED,
     PacedDrafter,
     alone,
+    branching,
     oracle,
     paces,
     sometimes_right,
     unsteady,
+    within,
 )
 from tests.support.tiny_models import BLOCK_BYTES, TINY
 
@@ -75,8 +77,8 @@ def test_no_drafter_changes_a_token(
 
 
 def model_drafter(kind: str, folder: Path, target: Target) -> Drafter:
-    eagle = EagleDrafter(EagleHead(folder, target), 1)
-    return eagle if kind == "eagle" else HybridDrafter(NgramDrafter(1, 4), eagle)
+    eagle = EagleDrafter(EagleHead(folder, target), 4 if kind == "tree" else 1)
+    return HybridDrafter(NgramDrafter(1, 4), eagle) if kind == "hybrid" else eagle
 
 
 @pytest.mark.parametrize("kind", ["eagle", "hybrid"])
@@ -124,9 +126,9 @@ def test_real_text_with_ngram_drafts(
     """Every eighth prompt with each K: all of them are seen once."""
     names = sorted(prompts)[draft_len - 1 :: 8]
     with running(target, draft_len=draft_len) as engine:
-        tokens = engine.run({name: prompts[name] for name in names}, greedy(64))
+        tokens = engine.run({name: prompts[name] for name in names}, greedy(32))
         counters = engine.engine.counters()
-    assert tokens == {name: together[name] for name in names}
+    assert tokens == {name: together[name][:32] for name in names}
     assert counters.drafted_tokens > 0
 
 
@@ -147,9 +149,13 @@ def check_real_text(
     prompts: dict[str, list[int]],
     together: dict[str, list[int]],
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    trees: bool,
 ) -> None:
     """Any K at each step for each row; most drafts are right, others up to somewhere."""
     answer = sometimes_right(oracle(together, prompts), seed=1, share=0.6)
+    if trees:
+        answer = within(branching(oracle(together, prompts), seed=1))
     use_drafter(monkeypatch, PacedDrafter(drafter, paces(1, 6), answer))
     with running(target, draft_len=6, max_batch_rows=13, prefill_chunk_tokens=61) as engine:
         assert engine.run(prompts, greedy(64)) == {name: together[name] for name in prompts}
@@ -157,7 +163,7 @@ def check_real_text(
     assert 0 < counters.accepted_tokens < counters.drafted_tokens
 
 
-@pytest.mark.parametrize("kind", ["eagle", "hybrid"])
+@pytest.mark.parametrize("kind", ["eagle", "hybrid", "tree"])
 def test_real_text_with_a_models_drafts(
     target: Target,
     any_drafter: Path,
@@ -166,15 +172,15 @@ def test_real_text_with_a_models_drafts(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    names = sorted(prompts)[(kind == "hybrid") :: 10]
+    names = sorted(prompts)[("eagle", "hybrid", "tree").index(kind) :: 10]
     chosen = {name: prompts[name] for name in names}
     drafter = model_drafter(kind, any_drafter, target)
-    check_real_text(target, drafter, chosen, together, monkeypatch)
+    check_real_text(target, drafter, chosen, together, monkeypatch, trees=kind == "tree")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["eagle", "hybrid"])
+@pytest.mark.parametrize("kind", ["eagle", "hybrid", "tree"])
 def test_all_real_text_with_a_models_drafts(
     target: Target,
     any_drafter: Path,
@@ -184,7 +190,7 @@ def test_all_real_text_with_a_models_drafts(
     kind: str,
 ) -> None:
     drafter = model_drafter(kind, any_drafter, target)
-    check_real_text(target, drafter, prompts, together, monkeypatch)
+    check_real_text(target, drafter, prompts, together, monkeypatch, trees=kind == "tree")
 
 
 def test_right_drafts_are_all_accepted_and_wrong_ones_not(

@@ -111,6 +111,15 @@ def sometimes_right(
     return answer
 
 
+def within(rule: Callable[[DraftQuery], Draft]) -> Callable[[DraftQuery, Draft], Draft]:
+    """Puts what the rule says in place of what was drafted, no more of it."""
+
+    def answer(query: DraftQuery, draft: Draft) -> Draft:
+        return replace(rule(replace(query, count=len(draft.token_ids))), source=draft.source)
+
+    return answer
+
+
 class PacedDrafter(Drafter):
     """Has another drafter draft as many tokens as a pace says, and checks that it keeps in step."""
 

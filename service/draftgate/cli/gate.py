@@ -96,7 +96,9 @@ def set_policy(
 ) -> None:
     """Replace the gate's policy; it holds from the next step on."""
     if (draft_len is not None) != (mode is ModeName.FIXED):
-        raise typer.BadParameter("goes with --mode fixed, and with no other", param_hint="--draft-len")
+        raise typer.BadParameter(
+            "goes with --mode fixed, and with no other", param_hint="--draft-len"
+        )
     policy = gate_pb2.GatePolicy(mode=_MODES[mode], draft_len=draft_len or 0)
     for name, value in (
         ("max_draft_len", max_draft_len),
@@ -149,14 +151,15 @@ def compile_table(
     context_tokens: Annotated[int, typer.Option(help="Usual context of a request.")] = 0,
 ) -> None:
     """The law as another engine's configuration."""
+    table = CostTable.load(costs)
     ranges = schedule(
-        CostTable.load(costs),
+        table,
         _survival(acceptance),
         max_rows=max_batch_size,
-        draft_lens=CostTable.load(costs).draft_lens,
+        draft_lens=table.draft_lens,
         context_tokens=context_tokens,
     )
-    typer.echo(compile_schedule(target, ranges, max_rows=max_batch_size), nl=False)
+    typer.echo(compile_schedule(target, ranges), nl=False)
 
 
 def _survival(path: Path) -> Sequence[float]:
@@ -168,7 +171,11 @@ def _survival(path: Path) -> Sequence[float]:
     if not isinstance(values, list) or not values:
         raise invalid_argument(f"{path}: survival", values, "a list of numbers")
     for before, value in zip([1.0, *values], values, strict=False):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= before:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value <= before
+        ):
             raise invalid_argument(f"{path}: survival", value, "falling numbers from 1 to 0")
     return [float(value) for value in values]
 

@@ -90,7 +90,7 @@ def serve(
             min=1,
             max=64,
             rich_help_panel=_ENGINE,
-            help="Most tokens that an EAGLE drafter lets follow one; 1 drafts chains, not trees.",
+            help="Most tokens that an EAGLE drafter lets follow one: above 1 it drafts trees.",
             show_default="the engine's",
         ),
     ] = None,

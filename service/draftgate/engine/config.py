@@ -77,9 +77,9 @@ class EngineConfig:
     """Longest draft, in tokens; 0 never speculates."""
     gate: str = "fixed"
     """Who decides how much of it each step drafts: `auto`, by load, or `fixed`, all of it."""
-    draft_width: int = 4
-    """Most tokens that an EAGLE drafter lets follow one drafted token, so that its K tokens are a
-    tree; 1 drafts chains. Rows that draw by chance under rejection sampling get chains."""
+    draft_width: int = 1
+    """Most tokens that an EAGLE drafter lets follow one drafted token: 1 drafts chains, more spends
+    the K tokens on a tree. Rows that draw by chance under rejection sampling always get chains."""
     policy_file: str = ""
     """Where an operator's policy for the gate is kept from start to start; empty: nowhere."""
     ngram_min: int = 2

@@ -206,7 +206,7 @@ class Stepper:
             assert sequence.slot is not None
             upto = sequence.computed + row.count
             count = row.count + len(draft.token_ids)
-            spans.append(RowSpan(sequence.slot, sequence.computed, count, draft.parents))
+            spans.append(RowSpan(sequence.slot, sequence.computed, count, draft.tree))
             token_ids.extend(sequence.tokens[sequence.computed : upto])
             if upto >= sequence.prefill_upto:
                 wanted.extend(range(len(token_ids) - 1, len(token_ids) + len(draft.token_ids)))

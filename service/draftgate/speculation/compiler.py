@@ -48,30 +48,31 @@ def schedule(
     """
     known = [k for k in sorted(set(draft_lens)) if k in costs.curves and k <= len(survival)]
     if not known or known == [0]:
-        raise invalid_argument("draft_lens", list(draft_lens), "lengths that costs and acceptance have")
+        raise invalid_argument(
+            "draft_lens", list(draft_lens), "lengths that costs and acceptance have"
+        )
     if not 1 <= max_rows <= 100_000:
         raise invalid_argument("max_batch_size", max_rows, "an integer 1 to 100000")
     ranges: list[Range] = []
     for rows in range(1, max_rows + 1):
         gains = {k: _speedup(costs, survival, rows, k, context_tokens) for k in known}
         best = _best(gains)
+        first, at_first = rows, gains[best]
         if ranges and ranges[-1].draft_len == best:
             before = ranges.pop()
-            ranges.append(Range(before.first, rows, best, (before.speedup[0], gains.get(best, 1.0))))
-        else:
-            gain = gains.get(best, 1.0)
-            ranges.append(Range(rows, rows, best, (gain, gain)))
+            first, at_first = before.first, before.speedup[0]
+        ranges.append(Range(first, rows, best, (at_first, gains[best])))
     return ranges
 
 
-def compile_schedule(target: str, ranges: Sequence[Range], *, max_rows: int) -> str:
-    """The engine's configuration, in YAML (vLLM: JSON in a comment's company), with what to expect.
+def compile_schedule(target: str, ranges: Sequence[Range]) -> str:
+    """The engine's configuration, in YAML, with what to expect in comments.
 
     Raises DraftgateError(INVALID_ARGUMENT) for a target that is not one of TARGETS.
     """
     if target not in TARGETS:
         raise invalid_argument("target", target, " or ".join(TARGETS))
-    return TARGETS[target](ranges, max_rows)
+    return TARGETS[target](ranges)
 
 
 def _speedup(
@@ -105,11 +106,11 @@ def _longest(ranges: Sequence[Range]) -> int:
     return max(each.draft_len for each in ranges)
 
 
-def _tensorrt_llm_1_2(ranges: Sequence[Range], max_rows: int) -> str:
+def _tensorrt_llm_1_2(ranges: Sequence[Range]) -> str:
     longest = _longest(ranges)
     lines = [
-        "# TensorRT-LLM 1.2.1: keys are the fewest active requests of a range; key 1 is required and",
-        "# has the value max_draft_len.",
+        "# TensorRT-LLM 1.2.1: keys are the fewest active requests of a range; key 1 is required",
+        "# and has the value max_draft_len.",
         *_header(ranges),
     ]
     if any(each.draft_len == 0 for each in ranges):
@@ -122,12 +123,14 @@ def _tensorrt_llm_1_2(ranges: Sequence[Range], max_rows: int) -> str:
         "  decoding_type: Eagle3",
         f"  max_draft_len: {longest}",
         "  speculative_model: /path/to/eagle3-head",
-        "  # The default one-model drafter ignores the schedule in this version, without a warning.",
+        "  # The default one-model drafter ignores the schedule here, without a warning.",
         "  eagle3_one_model: false",
         "  draft_len_schedule:",
     ]
     if ranges[0].draft_len != longest:
-        lines.append(f"    # {ranges[0].draft_len} would be best from 1 on; the key 1 has to be the longest.")
+        lines.append(
+            f"    # {ranges[0].draft_len} would be best from 1 on; the key 1 has to be the longest."
+        )
     for number, each in enumerate(ranges):
         value = longest if number == 0 else each.draft_len
         lines.append(f"    {each.first}: {value}")
@@ -136,7 +139,7 @@ def _tensorrt_llm_1_2(ranges: Sequence[Range], max_rows: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tensorrt_llm_1_3(ranges: Sequence[Range], max_rows: int) -> str:
+def _tensorrt_llm_1_3(ranges: Sequence[Range]) -> str:
     longest = _longest(ranges)
     lines = [
         "# TensorRT-LLM 1.3 and later: keys are the most active requests of a range; the smallest",
@@ -148,9 +151,8 @@ def _tensorrt_llm_1_3(ranges: Sequence[Range], max_rows: int) -> str:
         kept.pop()
     if len(kept) < len(ranges):
         lines += [
-            f"# Beyond {kept[-1].last if kept else 0} requests nothing is drafted. The drafter then "
-            "misses what those requests",
-            "# emit, and their acceptance stays low afterwards.",
+            f"# Beyond {kept[-1].last if kept else 0} requests nothing is drafted. The drafter",
+            "# then misses what those requests emit, and their acceptance stays low afterwards.",
         ]
     lines += [
         "speculative_config:",
@@ -168,7 +170,7 @@ def _tensorrt_llm_1_3(ranges: Sequence[Range], max_rows: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _vllm(ranges: Sequence[Range], max_rows: int) -> str:
+def _vllm(ranges: Sequence[Range]) -> str:
     rows = ", ".join(f"[{each.first}, {each.last}, {each.draft_len}]" for each in ranges)
     lines = [
         "# vLLM 0.25 and later: rows of [from, to, K] by scheduled requests.",
@@ -182,7 +184,7 @@ def _vllm(ranges: Sequence[Range], max_rows: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-TARGETS: Mapping[str, Callable[[Sequence[Range], int], str]] = {
+TARGETS: Mapping[str, Callable[[Sequence[Range]], str]] = {
     "tensorrt-llm==1.2.1": _tensorrt_llm_1_2,
     "tensorrt-llm>=1.3": _tensorrt_llm_1_3,
     "vllm": _vllm,

@@ -1,5 +1,5 @@
-"""The textbook arithmetic of speculative decoding (arXiv 2211.17192, section 3): one acceptance rate
-for every draft, costs in target passes."""
+"""The textbook arithmetic of speculative decoding: one acceptance rate for every draft, costs in
+target passes (arXiv 2211.17192, section 3)."""
 
 from __future__ import annotations
 
@@ -83,9 +83,7 @@ def explain(
         raise invalid_argument("k", draft_len, "an integer 0 to 64")
     if not 1 <= rows <= 100_000:
         raise invalid_argument("batch", rows, "an integer 1 to 100000")
-    best = max(
-        range(17), key=lambda k: (speedup(alpha, k, draft_cost, token_cost, rows), -k)
-    )
+    best = max(range(17), key=lambda k: (speedup(alpha, k, draft_cost, token_cost, rows), -k))
     return Explanation(
         alpha=alpha,
         draft_len=draft_len,

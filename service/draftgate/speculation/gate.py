@@ -5,8 +5,7 @@ accepted lately, c from a measured table put right by the steps that ran (DSpark
 SmartSpec, arXiv 2406.14066, section 4, are laws of this kind). What it looks at is the load and the
 past, never a token drawn for this step, so it cannot bias what is sampled.
 
-Pure arithmetic: no clock, no input or output, no tensors. The engine's step loop, the replay and
-the compiler all run this code.
+Pure arithmetic: no clock, no input or output, no tensors.
 """
 
 from __future__ import annotations
