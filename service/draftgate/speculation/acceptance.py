@@ -45,7 +45,17 @@ _PRIOR_COUNT = 4.0
 """How many observations that is worth, for all rows together."""
 
 _ROW_PRIOR_COUNT = 12.0
-"""How many of its own a row needs to outweigh the rate of all rows."""
+"""How many of its own a row needs to outweigh the rate of all rows, to begin with: the less they
+prove alike, the fewer."""
+
+_ROW_PRIOR_COUNTS = (4.0, 100.0)
+"""At least and at most."""
+
+_SPREAD_WEIGHT = 25.0
+"""What the beginning is worth, in variances of one observation."""
+
+_SPREAD_FADE = 0.25
+"""Of that, by so much less is forgotten than of the rates."""
 
 _NEWLY_USED = 1e-3
 """Weight of who drafts for all rows beside who drafted for this one."""
@@ -70,6 +80,10 @@ class AcceptanceEstimator:
         self._row_accepted: _Floats = np.zeros((1, *shape))
         self._row_used: _Floats = np.zeros((1, _SOURCES))
         self._rates = self._pooled_rates()
+        self._shared = self._varied = 0.0
+        """What new outcomes of rows have in common with their past, beyond that of all rows; and
+        what they would if no two rows were alike."""
+        self._row_prior_count = _ROW_PRIOR_COUNT
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Count one step. Rows that drafted nothing leave no trace."""
@@ -81,18 +95,20 @@ class AcceptanceEstimator:
         reached, accepted = self._counts(counted)
         for held in (self._row_reached, self._row_accepted, self._row_used):
             held[rows] *= _ROW_FADE
+        weight = min(1.0, _POOL_ROWS / len(counted))
+        fade = 0.5 ** max(len(counted) * weight / _POOL_HALF_LIFE_ROWS, 1 / _POOL_HALF_LIFE_STEPS)
+        self._compare(rows, sources, reached, accepted, weight, fade**_SPREAD_FADE)
         self._row_reached[rows, sources] += reached
         self._row_accepted[rows, sources] += accepted
         self._row_used[rows, sources] += 1.0
-        weight = min(1.0, _POOL_ROWS / len(counted))
-        fade = 0.5 ** max(len(counted) * weight / _POOL_HALF_LIFE_ROWS, 1 / _POOL_HALF_LIFE_STEPS)
-        for pooled, new in (
-            (self._reached, reached),
-            (self._accepted, accepted),
-            (self._used, np.ones(len(counted))),
-        ):
-            pooled *= fade
+        # A place where nothing was drafted keeps what is known of it.
+        faded = np.ones_like(self._reached)
+        np.minimum.at(faded, sources, np.where(reached > 0, fade, 1.0))
+        for pooled, new in ((self._reached, reached), (self._accepted, accepted)):
+            pooled *= faded
             np.add.at(pooled, sources, weight * new)
+        self._used *= fade
+        np.add.at(self._used, sources, weight)
         self._rates = self._pooled_rates()
 
     def forget(self, row_id: int) -> None:
@@ -121,13 +137,40 @@ class AcceptanceEstimator:
         A row's sources are taken to draft as often as they did; a new row's as they do for all.
         """
         index = np.array([self._rows.get(row_id, 0) for row_id in row_ids], dtype=int)
-        rates = self._row_accepted[index] + _ROW_PRIOR_COUNT * self._rates
-        rates /= self._row_reached[index] + _ROW_PRIOR_COUNT
+        rates = self._row_accepted[index] + self._row_prior_count * self._rates
+        rates /= self._row_reached[index] + self._row_prior_count
         own = np.cumprod(np.minimum(rates, _MOST, out=rates), axis=-1)
         used = self._row_used[index] + (_NEWLY_USED * self._used + 1e-12)
         used /= used.sum(axis=1, keepdims=True)
         survival: _Floats = (used[:, None, :] @ own)[:, 0]
         return survival
+
+    def _compare(
+        self,
+        rows: npt.NDArray[np.int64],
+        sources: npt.NDArray[np.int64],
+        reached: _Floats,
+        accepted: _Floats,
+        weight: float,
+        fade: float,
+    ) -> None:
+        """See how much a row's past says about its new outcomes (empirical Bayes).
+
+        With rates q of the rows around p, a row that had a of n accepted has a new outcome x with
+        E[(x - p) (a - n p)] = n Var(q). Where that is Var(q) = p (1 - p) / (c + 1), a row's own
+        rate is best estimated as (a + c p) / (n + c).
+        """
+        pooled = self._rates[sources]
+        past = self._row_reached[rows, sources]
+        beyond = self._row_accepted[rows, sources] - past * pooled
+        shared = ((accepted - reached * pooled) * beyond).sum()
+        varied = (reached * past * pooled * (1 - pooled)).sum()
+        self._shared += weight * shared - (1 - fade) * self._shared
+        self._varied += weight * varied - (1 - fade) * self._varied
+        begun = _SPREAD_WEIGHT / (_ROW_PRIOR_COUNT + 1)
+        ratio = (self._shared + begun) / (self._varied + _SPREAD_WEIGHT)
+        least, most = _ROW_PRIOR_COUNTS
+        self._row_prior_count = 1 / min(max(ratio, 1 / (most + 1)), 1 / (least + 1)) - 1
 
     def _pooled_rates(self) -> _Floats:
         found = np.empty_like(self._reached)

@@ -35,11 +35,14 @@ _REACH = 1.5
 _OTHER = 0.25
 """Weight of steps with drafts for those without, and the other way round."""
 
-_HEARSAY = 1.0
+_HEARSAY = 0.3
 """Most observations that all of its neighbours count for beside a bucket's own."""
 
 _MOST = 20.0
 """Most observations that a bucket counts for."""
+
+_FADE = 0.5 ** (1 / 1000)
+"""Of a bucket's observations, what is left after a step elsewhere: half after 1000."""
 
 
 class CostCorrection:
@@ -59,6 +62,7 @@ class CostCorrection:
         `expected_ms`."""
         kind, bucket = int(drafted), _bucket(tokens)
         ratio = min(max(measured_ms / expected_ms, _LOWEST), _HIGHEST)
+        self._seen *= _FADE
         seen = min(self._seen[kind, bucket] + 1.0, _MOST)
         self._seen[kind, bucket] = seen
         self._ratios[kind, bucket] += max(_LEARNT, 1 / seen) * (ratio - self._ratios[kind, bucket])
@@ -67,6 +71,13 @@ class CostCorrection:
     def factor(self, tokens: int, *, drafted: bool) -> float:
         """What to multiply the table's time of such a step with."""
         return float(self._factors[int(drafted), _bucket(tokens)])
+
+    def factors(
+        self, tokens: npt.NDArray[np.float64], drafted: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.float64]:
+        """`factor` for arrays of one shape; tokens at least 1."""
+        buckets = _EDGES.searchsorted(tokens, side="right") - 1
+        return self._factors[drafted.astype(np.int64), buckets]
 
     def learned(self) -> Sequence[tuple[int, bool, float, float]]:
         """What has been seen: fewest tokens of the bucket, whether drafted, ratio, observations."""
@@ -85,12 +96,30 @@ class CostCorrection:
             said = others @ logs[kind] + _OTHER * (self._near @ logs[1 - kind])
             weight = np.minimum(heard, _HEARSAY)
             total = logs[kind] + weight * said / (heard + _PRIOR)
-            self._factors[kind] = np.exp(total / np.maximum(self._seen[kind] + weight, 1e-9))
+            factors = np.exp(total / np.maximum(self._seen[kind] + weight, 1e-9))
+            # What never ran, or long ago, is not thought dearer than the nearest with fewer tokens
+            # that did: where the table begins to be wrong only a try tells.
+            hoped = np.minimum(factors, self._below(kind))
+            known = np.minimum(self._seen[kind], 1.0)
+            self._factors[kind] = known * factors + (1 - known) * hoped
 
-
-def _bucket(tokens: int) -> int:
-    return min(int(_PER_OCTAVE * math.log2(max(tokens, 1))), _BUCKETS - 1)
+    def _below(self, kind: int) -> npt.NDArray[np.float64]:
+        """Of each bucket the ratio of the nearest with as many or fewer tokens that ran, with or
+        without drafts as asked, else the other way; infinite where none has."""
+        found = np.full(_BUCKETS, np.inf)
+        for each in (1 - kind, kind):
+            ran = np.maximum.accumulate(np.where(self._seen[each] > 0, np.arange(_BUCKETS), -1))
+            found = np.where(ran >= 0, self._ratios[each][ran], found)
+        return found
 
 
 def _least(bucket: int) -> int:
     return math.ceil(2 ** (bucket / _PER_OCTAVE))
+
+
+_EDGES = np.array([_least(bucket) for bucket in range(_BUCKETS)])
+"""Fewest tokens of each bucket."""
+
+
+def _bucket(tokens: int) -> int:
+    return int(_EDGES.searchsorted(max(tokens, 1), side="right")) - 1

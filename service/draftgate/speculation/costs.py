@@ -12,6 +12,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from draftgate.errors import DraftgateError, invalid_argument
@@ -35,9 +36,10 @@ class CostCurve:
 
     def step_ms(self, tokens: int, kv_tokens: int = 0) -> float:
         """Between two points a line, below the first its time, beyond the last its slope."""
-        return self._base_ms(tokens) + kv_tokens * self.kv_us / 1e3
+        return self.base_ms(tokens) + kv_tokens * self.kv_us / 1e3
 
-    def _base_ms(self, tokens: int) -> float:
+    def base_ms(self, tokens: int) -> float:
+        """The same without context."""
         at = bisect_left(self.tokens, tokens)
         if at < len(self.tokens) and self.tokens[at] == tokens:
             return self.times_ms[at]
@@ -89,9 +91,32 @@ class CostTable:
         """The draft lengths it knows, rising."""
         return tuple(sorted(self.curves))
 
-    def step_ms(self, draft_len: int, tokens: int, kv_tokens: int = 0) -> float:
-        """A whole step with this draft length, one of `draft_lens`."""
-        return self.curves[draft_len].step_ms(tokens, kv_tokens)
+    @cached_property
+    def drafting_ms(self) -> Mapping[int, float]:
+        """By draft length, what a step takes beyond a plain one of as many tokens: of one row, so
+        that it is drafting and little else."""
+        plain = self.curves[0]
+        return {
+            draft_len: max(curve.base_ms(draft_len + 1) - plain.base_ms(draft_len + 1), 0.0)
+            for draft_len, curve in self.curves.items()
+        }
+
+    def step_ms(
+        self, draft_len: int, tokens: int, kv_tokens: int = 0, share: float = 1.0
+    ) -> float:
+        """A whole step with this draft length, one of `draft_lens`.
+
+        share: drafted tokens over draft_len for every row. A curve was measured where every row
+        drafts as much, so it knows `tokens` with few rows; where only some do, there are more rows
+        than that. What they add is taken from the plain curve, as far as they do not draft: without
+        any drafted token a step is a plain one and drafting for nobody.
+        """
+        curve = self.curves[draft_len]
+        base_ms = curve.base_ms(tokens)
+        if draft_len and share < 1.0:
+            plain_ms = self.curves[0].base_ms(tokens) + self.drafting_ms[draft_len]
+            base_ms += (1.0 - share) * max(plain_ms - base_ms, 0.0)
+        return base_ms + kv_tokens * curve.kv_us / 1e3
 
     def scaled(self, factor: float) -> CostTable:
         """The same with every time multiplied."""

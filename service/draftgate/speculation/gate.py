@@ -10,62 +10,27 @@ Pure arithmetic: no clock, no input or output, no tensors.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from draftgate.contract import GateReason
 from draftgate.speculation.acceptance import AcceptanceEstimator
+from draftgate.speculation.choice import Chooser
 from draftgate.speculation.correction import CostCorrection
 from draftgate.speculation.costs import CostTable
+from draftgate.speculation.limits import RowLimits
 from draftgate.speculation.load import Load, Outcome
+from draftgate.speculation.pass_times import CorrectedTimes
 from draftgate.speculation.policy import Mode, Policy
+from draftgate.speculation.probing import Prober
+from draftgate.speculation.settings import GateSettings
+from draftgate.speculation.weighing import Candidate, Weighed, Weigher
 
-__all__ = ["Candidate", "Decision", "Gate", "GateSettings"]
-
-
-_HIGH_ACCEPTANCE = 0.8
-"""What a good drafter reaches: where drafts would pay with it, too few are accepted, else the batch
-fills the machine."""
-
-
-@dataclass(frozen=True)
-class GateSettings:
-    """The law's constants."""
-
-    switch_gain: float = 0.03
-    """Another draft length must promise so much more before it is taken ..."""
-    dwell_steps: int = 8
-    """... and the present one have lasted so many steps ..."""
-    urgent_share: float = 0.85
-    """... unless it promises less than this share of a shorter one: that is taken at once."""
-    probe_loss: float = 0.003
-    """While nothing is drafted, share of the time that may be spent on finding out whether it would
-    pay again."""
-    probe_every_steps: int = 16
-    """No more often than this."""
-    probe_share: float = 0.125
-    """Share of the rows that draft in a probe, at least one."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A draft length and what it promises."""
-
-    draft_len: int
-    tokens: float
-    """Expected from all rows together."""
-    step_ms: float
-    """Expected of the step."""
-
-    @property
-    def tokens_per_ms(self) -> float:
-        """What the choice is by."""
-        return self.tokens / self.step_ms
+__all__ = ["Decision", "Gate"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +62,7 @@ class Decision:
         plain = next((c for c in self.candidates if c.draft_len == 0), None)
         if plain is None or not self.expected_ms:
             return None
-        return self.expected_tokens / self.expected_ms / plain.tokens_per_ms
+        return self.expected_tokens / self.expected_ms * plain.step_ms / plain.tokens
 
 
 class Gate:
@@ -121,7 +86,6 @@ class Gate:
         self.acceptance = AcceptanceEstimator(max(self.draft_lens[-1], 1))
         self.correction = CostCorrection()
         self.reasons: Counter[GateReason] = Counter()
-        self.switches = 0
         self.steps = 0
         self.last: Decision | None = None
         """The latest decision."""
@@ -129,14 +93,22 @@ class Gate:
         """How long the latest step took of which that is known."""
         self._policy = self._configured = policy or Policy()
         self._policy.validate(self.draft_lens[-1])
-        self._draft_len = 0
-        self._since_switch = self.settings.dwell_steps
-        self._since_probe = 0
-        self._probe_from = 0
+        self._times: CorrectedTimes | None = None
+        self._weigher: Weigher | None = None
+        if costs is not None:
+            self._times = CorrectedTimes(costs, self.correction)
+            self._weigher = Weigher(self._times, self.acceptance, self.draft_lens, self.settings)
+        self._chooser = Chooser(self.settings)
+        self._prober = Prober(self.settings)
 
     @property
     def policy(self) -> Policy:
         return self._policy
+
+    @property
+    def switches(self) -> int:
+        """How often another draft length was taken; probes apart, and steps held to a ceiling."""
+        return self._chooser.switches
 
     def set_policy(self, policy: Policy) -> None:
         """Obey another policy from the next step on.
@@ -164,14 +136,16 @@ class Gate:
         """
         self.acceptance.observe(outcomes)
         self.last_ms = measured_ms or self.last_ms
-        if self.costs is None or measured_ms is None or not load.plain_tokens:
+        if self._times is None or measured_ms is None or not load.plain_tokens:
             return
         drafted = sum(outcome.drafted for outcome in outcomes)
-        tokens = load.plain_tokens + drafted
         draft_len = decision.draft_len if drafted else 0
-        expected_ms = self.costs.step_ms(draft_len, tokens, load.kv_tokens)
-        self.correction.observe(
-            tokens, drafted=drafted > 0, expected_ms=expected_ms, measured_ms=measured_ms
+        self._times.observe(
+            draft_len,
+            load.plain_tokens + drafted,
+            load.kv_tokens,
+            _share(drafted, draft_len, len(load.rows)),
+            measured_ms,
         )
 
     def forget(self, row_id: int) -> None:
@@ -183,21 +157,27 @@ class Gate:
         highest = self.draft_lens[-1]
         if policy.max_draft_len is not None:
             highest = min(highest, policy.max_draft_len)
-        limits = _limits(load, highest)
-        if policy.mode is not Mode.AUTO or self.costs is None:
+        limits = RowLimits.of(load, highest)
+        if policy.mode is not Mode.AUTO or self._weigher is None:
             return self._ordered(load, limits, highest)
         if not load.rows:
-            return self._decision(load, limits, 0, GateReason.PREFILL, ())
-        candidates = self._candidates(load, limits, highest)
-        chosen, reason = self._choose(candidates)
-        self._note(chosen.draft_len)
-        if chosen.draft_len == 0 and len(candidates) > 1:
-            probe = self._probe(load, limits, candidates)
+            return self._decision(load, limits.lens, limits, 0, GateReason.PREFILL, None)
+        weighed = self._weigher.weigh(load, limits, highest)
+        before = self._chooser.draft_len
+        chosen, reason = self._chooser.choose(weighed.candidates, policy)
+        if weighed.load_changed or self._chooser.draft_len != before:
+            self._prober.restart()
+        if chosen.draft_len == 0 and len(weighed.candidates) > 1:
+            probe = self._probe(load, limits, weighed)
             if probe is not None:
                 return probe
-        return self._decision(load, limits, chosen.draft_len, reason, candidates)
+        lens = np.minimum(limits.lens, chosen.draft_len)
+        if weighed.slots is not None and chosen.draft_len:
+            assert self._times is not None
+            lens = weighed.slots.grant(self._times, load, chosen.draft_len, chosen.tokens_per_ms)
+        return self._decision(load, lens, limits, chosen.draft_len, reason, weighed)
 
-    def _ordered(self, load: Load, limits: _Limits, highest: int) -> Decision:
+    def _ordered(self, load: Load, limits: RowLimits, highest: int) -> Decision:
         """What an operator wants, or all there is where no costs are known."""
         mode, draft_len = self._policy.mode, highest
         if mode is Mode.OFF:
@@ -207,158 +187,73 @@ class Gate:
         reason = GateReason.OPERATOR
         if self._policy is self._configured:
             reason = GateReason.FIXED if self.draft_lens[-1] else GateReason.DISABLED
-        self._note(draft_len)
-        candidates = () if self.costs is None else self._candidates(load, limits, highest)
-        return self._decision(load, limits, draft_len, reason, candidates)
+        self._chooser.keep(draft_len)
+        weighed = None
+        if self._weigher is not None and load.rows:
+            weighed = self._weigher.weigh(load, limits, highest)
+        lens = np.minimum(limits.lens, draft_len)
+        return self._decision(load, lens, limits, draft_len, reason, weighed)
 
-    def _candidates(self, load: Load, limits: _Limits, highest: int) -> tuple[Candidate, ...]:
-        """Every draft length that may be chosen, the shortest first."""
-        assert self.costs is not None
-        known = self.costs.curves
-        lens = [k for k in self.draft_lens if k <= highest and k in known]
-        tokens = self._expected_tokens(load, limits).tolist()
-        drafted = np.minimum.outer(lens, limits.lens).sum(axis=1).tolist()
-        return tuple(
-            Candidate(
-                draft_len=draft_len,
-                tokens=tokens[draft_len],
-                step_ms=self._step_ms(draft_len, load.plain_tokens + more, load.kv_tokens),
-            )
-            for draft_len, more in zip(lens, drafted, strict=True)
-        )
-
-    def _expected_tokens(self, load: Load, limits: _Limits) -> npt.NDArray[np.float64]:
-        """Of all rows together, [max_draft_len + 1] by draft length."""
-        survival = self.acceptance.survival(limits.row_ids)
-        places = np.arange(1, survival.shape[1] + 1)
-        gained = np.where(places <= limits.lens[:, None], survival, 0.0).sum(axis=0)
-        tokens: npt.NDArray[np.float64] = np.cumsum([len(load.rows), *gained])
-        return tokens
-
-    def _step_ms(self, draft_len: int, tokens: int, kv_tokens: int) -> float:
-        assert self.costs is not None
-        factor = self.correction.factor(tokens, drafted=draft_len > 0)
-        return factor * self.costs.step_ms(draft_len, max(tokens, 1), kv_tokens)
-
-    def _choose(self, candidates: Sequence[Candidate]) -> tuple[Candidate, GateReason]:
-        allowed = self._within_ceiling(candidates)
-        best = max(allowed, key=lambda c: (c.tokens_per_ms, -c.draft_len))
-        freely = max(candidates, key=lambda c: (c.tokens_per_ms, -c.draft_len))
-        reason = self._reason(best, candidates)
-        if freely is not best:
-            reason = GateReason.ITL_CEILING
-        present = next((c for c in allowed if c.draft_len == self._draft_len), None)
-        if present is None or present is best:
-            return best, reason
-        urgent = (
-            best.draft_len < present.draft_len
-            and present.tokens_per_ms < self.settings.urgent_share * best.tokens_per_ms
-        )
-        settled = (
-            self._since_switch >= self.settings.dwell_steps
-            and best.tokens_per_ms > (1 + self.settings.switch_gain) * present.tokens_per_ms
-        )
-        return (best, reason) if urgent or settled else (present, GateReason.DWELL)
-
-    def _within_ceiling(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """Those within the operator's limits on time; the quickest step where none is."""
-        ceiling, wish = self._policy.max_step_ms, self._policy.max_tpot_ms
-        if ceiling is not None:
-            quick = [c for c in candidates if c.step_ms <= ceiling]
-            candidates = quick or [min(candidates, key=lambda c: c.step_ms)]
-        if wish is not None:
-            rows = candidates[0].tokens  # what is emitted without drafts: one a row
-            within = [c for c in candidates if c.step_ms * rows / c.tokens <= wish]
-            candidates = within or [max(candidates, key=lambda c: c.tokens_per_ms)]
-        return candidates
-
-    def _reason(self, best: Candidate, candidates: Sequence[Candidate]) -> GateReason:
-        """Why the best is the best."""
-        if best.draft_len:
-            return GateReason.GAIN
-        plain = candidates[0]
-        for candidate in candidates[1:]:
-            tokens = sum(_HIGH_ACCEPTANCE**place for place in range(candidate.draft_len + 1))
-            if tokens * plain.step_ms > candidate.step_ms:
-                return GateReason.LOW_ACCEPTANCE
-        return GateReason.COMPUTE_BOUND
-
-    def _note(self, draft_len: int) -> None:
-        self._since_switch += 1
-        if draft_len != self._draft_len:
-            self.switches += 1
-            self._since_switch = 0
-            self._since_probe = 0
-        self._draft_len = draft_len
-
-    def _probe(
-        self, load: Load, limits: _Limits, candidates: tuple[Candidate, ...]
-    ) -> Decision | None:
-        """Now and then a few rows draft one token, to see whether it would pay again."""
-        self._since_probe += 1
-        able = [place for place in range(len(load.rows)) if limits.lens[place]]
-        if not able:
+    def _probe(self, load: Load, limits: RowLimits, weighed: Weighed) -> Decision | None:
+        """Now and then a few rows draft one token."""
+        assert self._times is not None
+        able = np.flatnonzero(limits.lens)
+        if not len(able):
             return None
-        count = max(1, round(self.settings.probe_share * len(able)))
-        shortest = candidates[1].draft_len
-        cost_ms = self._step_ms(shortest, load.plain_tokens + count, load.kv_tokens)
-        loss = max(cost_ms / candidates[0].step_ms - 1, 0.0)
-        every = max(self.settings.probe_every_steps, math.ceil(loss / self.settings.probe_loss))
-        if self._since_probe < every:
+        plain, shortest = weighed.candidates[0], weighed.candidates[1].draft_len
+        count, rows = self._prober.count(len(able)), len(load.rows)
+        probe_ms = self._times.step_ms(
+            shortest, load.plain_tokens + count, load.kv_tokens, _share(count, shortest, rows)
+        )
+        promise = max(c.tokens_per_ms for c in weighed.candidates[1:]) / plain.tokens_per_ms
+        if not self._prober.due(promise, probe_ms / plain.step_ms - 1):
             return None
-        self._since_probe = 0
-        chosen = {able[(self._probe_from + i) % len(able)] for i in range(count)}
-        self._probe_from += count
-        lens = np.array([int(place in chosen) for place in range(len(load.rows))])
-        limits = replace(limits, lens=lens)
-        decision = self._decision(load, limits, shortest, GateReason.PROBE, candidates)
-        return replace(decision, row_reasons=(GateReason.PROBE,) * len(load.rows))
+        lens = np.zeros(rows, dtype=np.int64)
+        lens[self._prober.rows(able)] = 1
+        return self._decision(load, lens, limits, shortest, GateReason.PROBE, weighed)
 
     def _decision(
         self,
         load: Load,
-        limits: _Limits,
+        lens: npt.NDArray[np.int64],
+        limits: RowLimits,
         draft_len: int,
         reason: GateReason,
-        candidates: tuple[Candidate, ...],
+        weighed: Weighed | None,
     ) -> Decision:
-        lens = np.minimum(limits.lens, draft_len)
-        in_pass = load.plain_tokens + int(lens.sum())
-        chosen = next((c for c in candidates if c.draft_len == draft_len), None)
-        table_ms = 0.0
-        if self.costs is not None and draft_len in self.costs.curves:
-            table_ms = self.costs.step_ms(draft_len, max(in_pass, 1), load.kv_tokens)
+        rows, drafted = len(load.rows), int(lens.sum())
+        in_pass = load.plain_tokens + drafted
+        expected_ms = table_ms = 0.0
+        if self._times is not None and draft_len in self._times.table.curves:
+            share = _share(drafted, draft_len, rows)
+            table_ms = self._times.table.step_ms(draft_len, max(in_pass, 1), load.kv_tokens, share)
+            expected_ms = table_ms * self.correction.factor(in_pass, drafted=draft_len > 0)
         return Decision(
             draft_len=draft_len,
             reason=reason,
             row_lens=tuple(lens.tolist()),
-            row_reasons=tuple(
-                limit if limits.lens[place] < draft_len else reason
-                for place, limit in enumerate(limits.reasons)
-            ),
+            row_reasons=_row_reasons(lens, limits, draft_len, reason),
             tokens_in_pass=in_pass,
-            expected_tokens=chosen.tokens if chosen else float(len(load.rows)),
-            expected_ms=chosen.step_ms if chosen else 0.0,
+            expected_tokens=weighed.expected_tokens(lens) if weighed else float(rows),
+            expected_ms=expected_ms,
             table_ms=table_ms,
-            candidates=tuple(candidates),
+            candidates=weighed.candidates if weighed else (),
         )
 
 
-@dataclass(frozen=True)
-class _Limits:
-    """How many tokens each row may draft at most, and what says so."""
-
-    row_ids: list[int]
-    lens: npt.NDArray[np.int64]
-    """[rows]"""
-    reasons: list[GateReason]
-    """Of a row that may draft less than the others."""
+def _share(drafted: int, draft_len: int, rows: int) -> float:
+    """Drafted tokens over those of a step in which every row drafts `draft_len`."""
+    return drafted / (draft_len * rows) if draft_len and rows else 1.0
 
 
-def _limits(load: Load, highest: int) -> _Limits:
-    lens, reasons = [], []
-    for row in load.rows:
-        cap = highest if row.cap is None else min(row.cap, highest)
-        lens.append(max(min(cap, row.left), 0))
-        reasons.append(GateReason.BUDGET if row.left < cap else GateReason.REQUEST_CAP)
-    return _Limits([row.row_id for row in load.rows], np.array(lens, dtype=np.int64), reasons)
+def _row_reasons(
+    lens: npt.NDArray[np.int64], limits: RowLimits, draft_len: int, reason: GateReason
+) -> tuple[GateReason, ...]:
+    if reason is GateReason.PROBE:
+        return (reason,) * len(lens)
+    return tuple(
+        limit if most < draft_len else reason if drafted == draft_len else GateReason.LOW_ACCEPTANCE
+        for limit, most, drafted in zip(
+            limits.reasons, limits.lens.tolist(), lens.tolist(), strict=True
+        )
+    )

@@ -6,26 +6,42 @@ Each is the published idea in a few lines, over the same inputs as the gate; the
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from draftgate.contract import GateReason
 from draftgate.speculation.costs import CostTable
-from draftgate.speculation.gate import Gate
-from draftgate.speculation.load import Load, Outcome
+from draftgate.speculation.crowd import Drafts, Rows
+from draftgate.speculation.gate import Decision, Gate
+from draftgate.speculation.load import Load
 
-__all__ = ["AutoLaw", "EmaLaw", "FixedLaw", "GoodputLaw", "Law", "TableLaw"]
+__all__ = ["AutoLaw", "Choice", "EmaLaw", "FixedLaw", "GoodputLaw", "Law", "TableLaw"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to draft in a step."""
+
+    draft_len: int
+    row_lens: npt.NDArray[np.int64]
+    """[rows]: drafted tokens of each row."""
+    probe: bool = False
+    """Whether only some rows draft, to find out what it brings."""
 
 
 class Law(Protocol):
     """Decides a draft length for every step."""
 
-    def decide(self, load: Load) -> tuple[int, Sequence[int]]:
-        """The draft length of the step that is about to run, and the drafted tokens of each row."""
+    def decide(self, load: Load) -> Choice:
+        """What to draft in the step that is about to run; its rows are `Rows`."""
         ...
 
-    def observe(self, outcomes: Sequence[Outcome], load: Load, measured_ms: float) -> None:
+    def observe(self, drafts: Drafts, load: Load, measured_ms: float) -> None:
         """What came of it."""
         ...
 
@@ -39,26 +55,30 @@ class AutoLaw:
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
+        self._decision: Decision | None = None
 
-    def decide(self, load: Load) -> tuple[int, Sequence[int]]:
-        self._decision = self.gate.decide(load)
-        return self._decision.draft_len, self._decision.row_lens
+    def decide(self, load: Load) -> Choice:
+        self._decision = decision = self.gate.decide(load)
+        lens = np.array(decision.row_lens, dtype=np.int64)
+        return Choice(decision.draft_len, lens, decision.reason is GateReason.PROBE)
 
-    def observe(self, outcomes: Sequence[Outcome], load: Load, measured_ms: float) -> None:
-        self.gate.observe(self._decision, outcomes, load, measured_ms)
+    def observe(self, drafts: Drafts, load: Load, measured_ms: float) -> None:
+        assert self._decision is not None
+        self.gate.observe(self._decision, drafts.outcomes(), load, measured_ms)
 
     def forget(self, row_id: int) -> None:
         self.gate.forget(row_id)
 
 
-class _Simple:
+class _Uniform:
     """One draft length for all rows, from the load alone unless `observe` says otherwise."""
 
-    def decide(self, load: Load) -> tuple[int, Sequence[int]]:
+    def decide(self, load: Load) -> Choice:
+        assert isinstance(load.rows, Rows)
         draft_len = self._draft_len(load)
-        return draft_len, [min(draft_len, row.left) for row in load.rows]
+        return Choice(draft_len, np.minimum(load.rows.left, draft_len))
 
-    def observe(self, outcomes: Sequence[Outcome], load: Load, measured_ms: float) -> None:
+    def observe(self, drafts: Drafts, load: Load, measured_ms: float) -> None:
         """Nothing is learned."""
 
     def forget(self, row_id: int) -> None:
@@ -68,94 +88,92 @@ class _Simple:
         raise NotImplementedError
 
 
-class FixedLaw(_Simple):
+class FixedLaw(_Uniform):
     """Always the same draft length."""
 
     def __init__(self, draft_len: int) -> None:
-        self.draft_len = draft_len
+        self._fixed = draft_len
 
     def _draft_len(self, load: Load) -> int:
-        return self.draft_len
+        return self._fixed
 
 
-class TableLaw(_Simple):
-    """A draft length by batch size, tuned beforehand (TensorRT-LLM's `draft_len_schedule`, vLLM's
+class TableLaw(_Uniform):
+    """A draft length by batch size, set beforehand (TensorRT-LLM's `draft_len_schedule`, vLLM's
     `num_speculative_tokens_per_batch_size`)."""
 
     def __init__(self, table: Mapping[int, int]) -> None:
-        """table: draft length from so many rows on."""
-        self._table = dict(sorted(table.items()))
-
-    @classmethod
-    def tuned(
-        cls, costs: CostTable, survival: Sequence[float], draft_lens: Sequence[int], rows: int
-    ) -> TableLaw:
-        """The best draft length for every batch size up to `rows`, with costs and S_j as given."""
-        table: dict[int, int] = {}
-        before = -1
-        for batch in range(1, rows + 1):
-            best = max(
-                draft_lens,
-                key=lambda k, b=batch: (  # type: ignore[misc]
-                    (1 + sum(survival[:k])) / costs.step_ms(k, b * (k + 1)),
-                    -k,
-                ),
-            )
-            if best != before:
-                table[batch] = before = best
-        return cls(table)
+        """table: draft length from so many rows on; 0 below the first."""
+        self._rows = sorted(table)
+        self._lens = [0, *(table[rows] for rows in self._rows)]
 
     def _draft_len(self, load: Load) -> int:
-        found = 0
-        for rows, draft_len in self._table.items():
-            if len(load.rows) >= rows:
-                found = draft_len
-        return found
+        return self._lens[bisect_right(self._rows, len(load.rows))]
 
 
-class EmaLaw(_Simple):
+class EmaLaw(_Uniform):
     """SGLang's adaptive speculation: an average of accepted drafts for each class of batch sizes
     moves the draft length along a list, whatever a step costs."""
 
-    _SLOTS = ((64, (0,)), (32, (0, 1)), (8, (0, 1, 3)), (1, (1, 3, 5)))
-    _ALPHA = 0.2
+    _SLOTS: Mapping[int, Sequence[int]] = {1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
+    """Draft lengths from so many rows on."""
+    _LEARNT = 0.2
     _WARM_UP = 10
     _EVERY = 5
-    _HYSTERESIS = 0.0
+    _RISE, _DROP = -0.5, -0.75
+    """To what is added: the present draft length, and the one below."""
 
     def __init__(self, draft_lens: Sequence[int]) -> None:
-        self._known = set(draft_lens)
-        self._state = {least: [len(lens) - 1, 0.0, 0] for least, lens in self._SLOTS}
-        self._slot = 1
+        """draft_lens: what a slot may have, of its list."""
+        self._slots = {
+            least: _Slot([k for k in lens if k in draft_lens or not k] or [0])
+            for least, lens in self._SLOTS.items()
+        }
+        self._slot = self._slots[1]
 
     def _draft_len(self, load: Load) -> int:
-        self._slot = next(least for least, _ in self._SLOTS if len(load.rows) >= least)
-        return self._lens()[int(self._state[self._slot][0])]
+        least = max((n for n in self._slots if n <= len(load.rows)), default=1)
+        self._slot = self._slots[least]
+        return self._slot.draft_len
 
-    def observe(self, outcomes: Sequence[Outcome], load: Load, measured_ms: float) -> None:
-        state, lens = self._state[self._slot], self._lens()
-        at = int(state[0])
-        drafted = [outcome for outcome in outcomes if outcome.drafted]
-        state[2] += 1
-        if drafted:
-            accepted = float(np.mean([len(outcome.accepted) for outcome in drafted]))
-            state[1] += self._ALPHA * (accepted - state[1])
-        if state[2] < self._WARM_UP or state[2] % self._EVERY:
+    def observe(self, drafts: Drafts, load: Load, measured_ms: float) -> None:
+        slot, drafted = self._slot, drafts.drafted > 0
+        slot.steps += 1
+        if drafted.any():
+            accepted = float(drafts.accepted[drafted].mean())
+            slot.mean += self._LEARNT * (accepted - slot.mean)
+        if slot.steps < self._WARM_UP or slot.steps % self._EVERY:
             return
-        if not drafted:
-            # From 0 it always tries again.
-            state[0] = min(at + 1, len(lens) - 1)
-        elif at > 0 and state[1] <= lens[at - 1] - 0.5 + self._HYSTERESIS:
-            state[0] = at - 1
-        elif at + 1 < len(lens) and state[1] > lens[at] - 0.5 + self._HYSTERESIS:
-            state[0] = at + 1
-
-    def _lens(self) -> Sequence[int]:
-        lens = next(lens for least, lens in self._SLOTS if least == self._slot)
-        return [draft_len for draft_len in lens if draft_len in self._known or draft_len == 0]
+        above, below = slot.place + 1 < len(slot.lens), slot.place > 0
+        if slot.draft_len == 0:
+            slot.place += above  # from 0 it always tries again
+        elif below and slot.mean <= slot.lens[slot.place - 1] + self._DROP:
+            slot.place -= 1
+        elif above and slot.mean > slot.draft_len + self._RISE:
+            slot.place += 1
 
 
-class GoodputLaw(_Simple):
+@dataclass
+class _Slot:
+    """A class of batch sizes."""
+
+    lens: Sequence[int]
+    place: int = -1
+    """The present draft length's; at the start the longest."""
+    mean: float = 0.0
+    """Of accepted drafts."""
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.place = len(self.lens) - 1
+        self.mean = float(self.lens[-1])
+
+    @property
+    def draft_len(self) -> int:
+        return self.lens[self.place]
+
+
+class GoodputLaw(_Uniform):
     """SmartSpec (arXiv 2406.14066): one acceptance rate for everything, a profile that nobody
     corrects, and a bias of 1.1 towards no drafts."""
 
@@ -166,24 +184,21 @@ class GoodputLaw(_Simple):
 
     def __init__(self, costs: CostTable, draft_lens: Sequence[int]) -> None:
         self._costs = costs
-        self._draft_lens = [draft_len for draft_len in draft_lens if draft_len in costs.curves]
+        self._draft_lens = [k for k in draft_lens if k in costs.curves]
         self._rate = self._START
 
     def _draft_len(self, load: Load) -> int:
         def goodput(draft_len: int) -> float:
-            rows = len(load.rows)
             tokens = sum(self._rate**place for place in range(draft_len + 1))
-            step_ms = self._costs.step_ms(
-                draft_len, rows * (draft_len + 1) + load.prefill_tokens, load.kv_tokens
-            )
-            return tokens / step_ms * (self._BIAS if draft_len == 0 else 1.0)
+            in_pass = len(load.rows) * (draft_len + 1) + load.prefill_tokens
+            step_ms = self._costs.step_ms(draft_len, in_pass, load.kv_tokens)
+            return tokens / step_ms * (1.0 if draft_len else self._BIAS)
 
         return max(self._draft_lens, key=goodput)
 
-    def observe(self, outcomes: Sequence[Outcome], load: Load, measured_ms: float) -> None:
-        reached = sum(min(len(o.accepted) + 1, o.drafted) for o in outcomes)
+    def observe(self, drafts: Drafts, load: Load, measured_ms: float) -> None:
+        reached = int(np.minimum(drafts.accepted + 1, drafts.drafted).sum())
         if reached:
-            accepted = sum(len(o.accepted) for o in outcomes)
-            self._rate += self._LEARNT * (accepted / reached - self._rate)
+            self._rate += self._LEARNT * (int(drafts.accepted.sum()) / reached - self._rate)
             if self._rate < self._FLOOR:
                 self._rate = self._RESET
