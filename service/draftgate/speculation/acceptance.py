@@ -26,6 +26,8 @@ _Floats = npt.NDArray[np.float64]
 _SOURCES = 8
 """More than there are drafters."""
 
+_ALL_SOURCES = np.arange(_SOURCES)[:, None]
+
 _POOL_HALF_LIFE_ROWS = 1000
 """After so many observed rows what is known of all of them counts half ..."""
 
@@ -79,7 +81,9 @@ class AcceptanceEstimator:
         self._row_reached: _Floats = np.zeros((1, *shape))
         self._row_accepted: _Floats = np.zeros((1, *shape))
         self._row_used: _Floats = np.zeros((1, _SOURCES))
-        self._rates = self._pooled_rates()
+        self._rates: _Floats = np.full(shape, _PRIOR_RATE)
+        self._known = np.zeros(0, dtype=np.int64)
+        """The sources that something is known of."""
         self._shared = self._varied = 0.0
         """What new outcomes of rows have in common with their past, beyond that of all rows; and
         what they would if no two rows were alike."""
@@ -92,24 +96,29 @@ class AcceptanceEstimator:
             return
         rows = np.array([self._place(o.row_id) for o in counted])
         sources = np.array([o.source for o in counted])
+        used = np.array([not o.shadow for o in counted], dtype=np.float64)
         reached, accepted = self._counts(counted)
-        for held in (self._row_reached, self._row_accepted, self._row_used):
-            held[rows] *= _ROW_FADE
         weight = min(1.0, _POOL_ROWS / len(counted))
-        fade = 0.5 ** max(len(counted) * weight / _POOL_HALF_LIFE_ROWS, 1 / _POOL_HALF_LIFE_STEPS)
-        self._compare(rows, sources, reached, accepted, weight, fade**_SPREAD_FADE)
+        by_source = (_ALL_SOURCES == sources).astype(np.float64)  # [sources, counted]
+        fade = _fade(weight * by_source.sum(axis=1))
+        self._compare(rows, sources, reached, accepted, weight)
+        # What says nothing about a source leaves what is known of it as it is.
+        self._row_reached[rows, sources] *= _ROW_FADE
         self._row_reached[rows, sources] += reached
+        self._row_accepted[rows, sources] *= _ROW_FADE
         self._row_accepted[rows, sources] += accepted
-        self._row_used[rows, sources] += 1.0
-        # A place where nothing was drafted keeps what is known of it.
-        faded = np.ones_like(self._reached)
-        np.minimum.at(faded, sources, np.where(reached > 0, fade, 1.0))
-        for pooled, new in ((self._reached, reached), (self._accepted, accepted)):
-            pooled *= faded
-            np.add.at(pooled, sources, weight * new)
-        self._used *= fade
-        np.add.at(self._used, sources, weight)
-        self._rates = self._pooled_rates()
+        self._row_used[rows[used > 0]] *= _ROW_FADE
+        self._row_used[rows, sources] += used
+        # Nor does what says nothing about a place.
+        fresh = by_source @ reached
+        fade = np.where(fresh > 0, fade[:, None], 1.0)
+        self._reached = self._reached * fade + weight * fresh
+        self._accepted = self._accepted * fade + weight * (by_source @ accepted)
+        self._used *= _fade(np.array(weight * used.sum()))
+        self._used += weight * (by_source @ used)
+        self._known = np.flatnonzero(self._reached[:, 0])
+        for source in self._known:
+            self._pool(source)
 
     def forget(self, row_id: int) -> None:
         """The row has left."""
@@ -120,6 +129,11 @@ class AcceptanceEstimator:
             self._row_used[place] = 0.0
             self._free.append(place)
 
+    @property
+    def row_count(self) -> int:
+        """How many rows something is known of."""
+        return len(self._rows)
+
     def rates(self) -> _Floats:
         """Conditional acceptance [sources, max_draft_len] over all rows.
 
@@ -128,22 +142,31 @@ class AcceptanceEstimator:
         return self._rates.copy()
 
     def seen(self) -> dict[int, _Floats]:
-        """`rates` by source, of those that have drafted."""
-        return {source: self._rates[source] for source in map(int, np.flatnonzero(self._used))}
+        """`rates` by source, of those that something is known of."""
+        return {source: self._rates[source].copy() for source in self._known.tolist()}
 
     def survival(self, row_ids: Sequence[int]) -> _Floats:
         """How likely each drafted token of each row is to stand: S_j, [rows, max_draft_len].
 
         A row's sources are taken to draft as often as they did; a new row's as they do for all.
         """
-        index = np.array([self._rows.get(row_id, 0) for row_id in row_ids], dtype=int)
-        rates = self._row_accepted[index] + self._row_prior_count * self._rates
-        rates /= self._row_reached[index] + self._row_prior_count
-        own = np.cumprod(np.minimum(rates, _MOST, out=rates), axis=-1)
-        used = self._row_used[index] + (_NEWLY_USED * self._used + 1e-12)
-        used /= used.sum(axis=1, keepdims=True)
-        survival: _Floats = (used[:, None, :] @ own)[:, 0]
+        places = self._rows
+        index = np.array([places.get(row_id, 0) for row_id in row_ids], dtype=np.int64)
+        if len(self._known) < 2:
+            # Everything comes from one source, or from none, all of which promise the same.
+            return self._own(index, int(self._known[0]) if len(self._known) else 0)
+        own = np.stack([self._own(index, source) for source in self._known.tolist()])
+        used = self._row_used[index][:, self._known]
+        used += _NEWLY_USED * self._used[self._known] + 1e-12
+        shares = used.T / used.sum(axis=1)
+        survival: _Floats = (shares[..., None] * own).sum(axis=0)
         return survival
+
+    def _own(self, index: npt.NDArray[np.int64], source: int) -> _Floats:
+        """`survival` with one source alone, of the rows at these places."""
+        rates = self._row_accepted[index, source] + self._row_prior_count * self._rates[source]
+        rates /= self._row_reached[index, source] + self._row_prior_count
+        return np.minimum(rates, _MOST).cumprod(axis=1)
 
     def _compare(
         self,
@@ -152,7 +175,6 @@ class AcceptanceEstimator:
         reached: _Floats,
         accepted: _Floats,
         weight: float,
-        fade: float,
     ) -> None:
         """See how much a row's past says about its new outcomes (empirical Bayes).
 
@@ -165,21 +187,21 @@ class AcceptanceEstimator:
         beyond = self._row_accepted[rows, sources] - past * pooled
         shared = ((accepted - reached * pooled) * beyond).sum()
         varied = (reached * past * pooled * (1 - pooled)).sum()
-        self._shared += weight * shared - (1 - fade) * self._shared
-        self._varied += weight * varied - (1 - fade) * self._varied
+        fade = float(_fade(np.array(weight * len(rows)))) ** _SPREAD_FADE
+        self._shared = fade * self._shared + weight * float(shared)
+        self._varied = fade * self._varied + weight * float(varied)
         begun = _SPREAD_WEIGHT / (_ROW_PRIOR_COUNT + 1)
         ratio = (self._shared + begun) / (self._varied + _SPREAD_WEIGHT)
         least, most = _ROW_PRIOR_COUNTS
         self._row_prior_count = 1 / min(max(ratio, 1 / (most + 1)), 1 / (least + 1)) - 1
 
-    def _pooled_rates(self) -> _Floats:
-        found = np.empty_like(self._reached)
-        before: _Floats | float = _PRIOR_RATE
+    def _pool(self, source: int) -> None:
+        """Find the rates of a source anew."""
+        before = _PRIOR_RATE
         for place in range(self.max_draft_len):
-            accepted = self._accepted[:, place] + _PRIOR_COUNT * before
-            before = np.minimum(accepted / (self._reached[:, place] + _PRIOR_COUNT), _MOST)
-            found[:, place] = before
-        return found
+            accepted = float(self._accepted[source, place]) + _PRIOR_COUNT * before
+            before = min(accepted / (float(self._reached[source, place]) + _PRIOR_COUNT), _MOST)
+            self._rates[source, place] = before
 
     def _counts(self, outcomes: Sequence[Outcome]) -> tuple[_Floats, _Floats]:
         """[rows, max_draft_len] each: whether the token before stood, and whether it did; 0 where
@@ -208,6 +230,13 @@ class AcceptanceEstimator:
             self._free = list(range(first + more - 1, first - 1, -1))
         place = self._rows[row_id] = self._free.pop()
         return place
+
+
+def _fade(rows: _Floats) -> _Floats:
+    """What a step that observed so many rows leaves of what was known; all where it was none."""
+    halves = np.maximum(rows / _POOL_HALF_LIFE_ROWS, 1 / _POOL_HALF_LIFE_STEPS)
+    faded: _Floats = 0.5 ** np.where(rows > 0, halves, 0.0)
+    return faded
 
 
 def _extended(held: _Floats, rows: int) -> _Floats:

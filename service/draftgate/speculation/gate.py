@@ -86,6 +86,9 @@ class Gate:
         self.acceptance = AcceptanceEstimator(max(self.draft_lens[-1], 1))
         self.correction = CostCorrection()
         self.reasons: Counter[GateReason] = Counter()
+        """Steps by what decided them."""
+        self.chosen: Counter[int] = Counter()
+        """Steps by draft length."""
         self.steps = 0
         self.last: Decision | None = None
         """The latest decision."""
@@ -123,6 +126,7 @@ class Gate:
         self.steps += 1
         decision = self._decide(load)
         self.reasons[decision.reason] += 1
+        self.chosen[decision.draft_len] += 1
         self.last = decision
         return decision
 
@@ -138,7 +142,7 @@ class Gate:
         self.last_ms = measured_ms or self.last_ms
         if self._times is None or measured_ms is None or not load.plain_tokens:
             return
-        drafted = sum(outcome.drafted for outcome in outcomes)
+        drafted = sum(outcome.drafted for outcome in outcomes if not outcome.shadow)
         draft_len = decision.draft_len if drafted else 0
         self._times.observe(
             draft_len,
