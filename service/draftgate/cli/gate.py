@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from draftgate.cli import gate_server
-from draftgate.errors import invalid_argument
-from draftgate.jsonfile import read_object
-from draftgate.speculation import CostTable
+from draftgate.cli import gate_replay, gate_server
 from draftgate.speculation.compiler import TARGETS, compile_schedule, schedule
 from draftgate.speculation.explain import explain as explained
+from draftgate.speculation.grids import find_costs
+from draftgate.speculation.inputs import read_requests
 
 __all__ = ["gate_app"]
 
@@ -23,6 +20,7 @@ gate_app = typer.Typer(
 gate_app.command(name="state")(gate_server.state)
 gate_app.command(name="watch")(gate_server.watch)
 gate_app.command(name="set")(gate_server.set_policy)
+gate_app.command(name="replay")(gate_replay.replay_laws)
 
 
 @gate_app.command()
@@ -54,37 +52,19 @@ def explain(
 
 @gate_app.command(name="compile")
 def compile_table(
-    costs: Annotated[Path, typer.Option(help="A table of step times.")],
-    acceptance: Annotated[Path, typer.Option(help="How likely each draft is to stand.")],
+    costs: gate_replay.Costs,
+    acceptance: gate_replay.Acceptance,
     target: Annotated[str, typer.Option(help=f"One of {', '.join(TARGETS)}.")],
     max_batch_size: Annotated[int, typer.Option(help="Largest batch of the deployment.")] = 256,
     context_tokens: Annotated[int, typer.Option(help="Usual context of a request.")] = 0,
 ) -> None:
     """The law as another engine's configuration."""
-    table = CostTable.load(costs)
+    table, requests = find_costs(costs), read_requests(acceptance)
     ranges = schedule(
         table,
-        _survival(acceptance),
+        requests.survival(requests.places),
         max_rows=max_batch_size,
         draft_lens=table.draft_lens,
         context_tokens=context_tokens,
     )
     typer.echo(compile_schedule(target, ranges), nl=False)
-
-
-def _survival(path: Path) -> Sequence[float]:
-    """`{"survival": [...]}`: how likely each token of a draft is to stand, falling.
-
-    Raises DraftgateError(INVALID_ARGUMENT) where it is not that.
-    """
-    values = read_object(path).get("survival")
-    if not isinstance(values, list) or not values:
-        raise invalid_argument(f"{path}: survival", values, "a list of numbers")
-    for before, value in zip([1.0, *values], values, strict=False):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 <= value <= before
-        ):
-            raise invalid_argument(f"{path}: survival", value, "falling numbers from 1 to 0")
-    return [float(value) for value in values]

@@ -5,9 +5,9 @@ best b slots are taken (DSpark, algorithm 1, is a law of this kind). A row's pla
 so the best slots of a row are always its first ones.
 
 b is where tokens - rate * time is the most, rate being the tokens a second that the draft length
-brings on average: so tokens over time become the most over many steps, of which some have prompt
-chunks and little room before the next cliff. For steps that are all alike that is the b with the
-most tokens over time.
+brings on average (Dinkelbach's method): so tokens over time become the most over many steps, of
+which some have prompt chunks and little room before the next cliff. Where all steps are alike that
+is the b with the most tokens over time.
 """
 
 from __future__ import annotations
@@ -19,21 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from draftgate.speculation.load import Load
-from draftgate.speculation.means import Mix
-from draftgate.speculation.pass_times import CorrectedTimes
+from draftgate.speculation.pass_times import PassTimes
 
-__all__ = ["Slots"]
+__all__ = ["Allotment", "Slots"]
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
 
-_LEVELS = 32
-"""Budgets that are tried for each draft length before one is chosen, those at the table's points
-apart; for that one all are."""
-
-_ROUNDS = 2
-"""How often a rate is put right by what its own budgets bring (Dinkelbach's method); the first is
-that of one budget for all steps."""
+_LEVELS = 16
+"""Budgets that are tried beside those that just reach a bound of a pass's time."""
 
 
 @dataclass(frozen=True)
@@ -48,81 +42,83 @@ class Slots:
     """[slots]: where in the row's draft, from 1 on."""
 
     @classmethod
-    def of(cls, survival: _Floats, able: npt.NDArray[np.bool_]) -> Slots:
-        """survival: [rows, places]; able: where a row may draft."""
+    def of(cls, survival: _Floats, lens: _Ints) -> Slots:
+        """survival: [rows, places]; lens: how far a row may draft."""
+        count, longest = survival.shape
         # By place first: of equals the earlier place comes first, so a row's slots are in order.
-        places, rows = np.nonzero(able.T)
-        worth = survival.T[places, rows]
-        order = np.argsort(-worth, kind="stable")
-        return cls(worth[order], rows[order], places[order] + 1)
+        able = lens >= np.arange(1, longest + 1)[:, None]
+        order = np.argsort(np.where(able, -survival.T, 1.0), axis=None, kind="stable")
+        order = order[: int(lens.clip(max=longest).sum())]
+        places = order // count
+        return cls(survival.T.ravel()[order], order - places * count, places + 1)
 
+
+@dataclass(frozen=True)
+class Allotment:
+    """About the best budget for each draft length and each kind of pass."""
+
+    slots: Slots
+    draft_lens: Sequence[int]
+    ends: _Ints
+    """[draft lengths, kinds]: of the slots the first so many, as far as the draft length has them.
+    """
+    tokens: _Floats
+    """[draft lengths, kinds]: expected of a step."""
+    times_ms: _Floats
+    """[draft lengths, kinds]: of that step."""
+
+    @classmethod
     def best(
-        self, times: CorrectedTimes, load: Load, draft_lens: Sequence[int], mix: Mix
-    ) -> tuple[_Floats, _Floats]:
-        """Tokens and milliseconds of a step, [draft lengths, 1 + mix]: of the one that is about to
-        run and of each kind in the mix, with about the best number of slots for each."""
-        chunks = np.array([load.prefill_tokens, *mix.tokens])
-        taken, tokens = self._sums(load, draft_lens)
-        ends = self._ends(times, len(load.rows) + chunks[1:], taken)
-        taken = np.take_along_axis(taken, ends, axis=1)
-        tokens = np.take_along_axis(tokens, ends, axis=1)
-        times_ms = self._times_ms(times, load, draft_lens, chunks, taken)
-        usual_ms = times_ms[..., 1:] @ mix.shares
-        rate = (tokens / usual_ms).max(axis=1)
-        for _ in range(_ROUNDS):
-            level = np.argmax(tokens[..., None] - rate[:, None, None] * times_ms, axis=1)
-            brought = np.take_along_axis(tokens, level, axis=1)
-            took_ms = np.take_along_axis(times_ms, level[:, None], axis=1)[:, 0]
-            rate = (brought[:, 1:] @ mix.shares) / (took_ms[:, 1:] @ mix.shares)
-        return brought, took_ms
-
-    def grant(
-        self, times: CorrectedTimes, load: Load, draft_len: int, tokens_per_ms: float
-    ) -> _Ints:
-        """[rows]: drafted tokens of each row in the step that is about to run, at most `draft_len`.
-
-        tokens_per_ms: what the draft length brings on average.
-        """
-        taken, tokens = self._sums(load, [draft_len])
-        chunk = np.array([load.prefill_tokens])
-        times_ms = self._times_ms(times, load, [draft_len], chunk, taken)[..., 0]
-        end = int(np.argmax(tokens - tokens_per_ms * times_ms))
-        kept = self.places[:end] <= draft_len
-        return np.bincount(self.rows[:end][kept], minlength=len(load.rows))
-
-    def _sums(self, load: Load, draft_lens: Sequence[int]) -> tuple[_Ints, _Floats]:
-        """[draft lengths, slots + 1]: how many of the first so many slots the draft length has, and
-        the tokens that a step with them is expected to emit."""
-        has = self.places <= np.array(draft_lens)[:, None]
-        taken = np.zeros((len(draft_lens), len(self.places) + 1), dtype=np.int64)
-        tokens = np.full(taken.shape, float(len(load.rows)))
-        np.cumsum(has, axis=1, out=taken[:, 1:])
-        tokens[:, 1:] += np.cumsum(np.where(has, self.survival, 0.0), axis=1)
-        return taken, tokens
-
-    def _ends(self, times: CorrectedTimes, plain_tokens: _Floats, taken: _Ints) -> _Ints:
-        """[draft lengths, any]: budgets to try, as numbers of slots: some evenly apart, and those
-        that just reach a point of the table."""
-        count = taken.shape[1]
-        even = np.linspace(0, count - 1, _LEVELS + 1).astype(np.int64)
-        room = (times.points[:, None] - plain_tokens).ravel()
-        room = room[(room >= 0) & (room < count)]
-        # All rows at once, one behind the other on one line.
-        apart = np.arange(len(taken))[:, None] * count
-        reached = np.searchsorted((taken + apart).ravel(), room + apart, side="right") - 1
-        reached = np.clip(reached - apart, 0, count - 1)
-        return np.concatenate([np.broadcast_to(even, (len(taken), len(even))), reached], axis=1)
-
-    def _times_ms(
-        self,
-        times: CorrectedTimes,
+        cls,
+        slots: Slots,
+        times: PassTimes,
         load: Load,
         draft_lens: Sequence[int],
-        chunks: _Floats,
-        taken: _Ints,
-    ) -> _Floats:
-        """[draft lengths, ends, chunks]"""
-        in_pass = (len(load.rows) + taken)[..., None] + chunks
-        full = np.maximum(len(load.rows) * np.array(draft_lens), 1)
-        share = (taken / full[:, None])[..., None]
-        return times.ms(draft_lens, in_pass, load.kv_tokens, share)
+        chunks: _Ints,
+        tokens_per_ms: _Floats,
+    ) -> Allotment:
+        """chunks: prompt tokens of each kind of pass. tokens_per_ms: what each draft length brings
+        on average."""
+        rows, count = len(load.rows), len(slots.places)
+        lens = np.array(draft_lens)
+        # [draft lengths, slots + 1]: how many of the first so many slots each has, and the tokens
+        # that a step with them is expected to emit.
+        has = slots.places <= lens[:, None]
+        taken = np.zeros((len(lens), count + 1), dtype=np.int64)
+        tokens = np.full(taken.shape, float(rows))
+        np.cumsum(has, axis=1, out=taken[:, 1:])
+        np.cumsum(has * slots.survival, axis=1, out=tokens[:, 1:])
+        tokens[:, 1:] += rows
+        # All draft lengths lie one behind the other on one line, to be looked up at once.
+        first = (np.arange(len(lens)) * (count + 1))[:, None, None]
+        taken_line, tokens_line = taken.ravel(), tokens.ravel()
+        ends = first + _budgets(times, rows + chunks, count)
+        ends = np.searchsorted(taken_line + first[:, 0].repeat(count + 1), ends, side="right") - 1
+        tried, brought = taken_line[ends], tokens_line[ends]
+        share = tried / np.maximum(rows * lens, 1)[:, None, None]
+        in_pass = tried + (rows + chunks)[:, None]
+        took_ms = times.ms(draft_lens, in_pass, load.kv_tokens, share)
+        level = np.argmax(brought - tokens_per_ms[:, None, None] * took_ms, axis=2)
+        chosen = np.arange(level.size) * ends.shape[2] + level.ravel()
+        ends, brought, took_ms = (
+            each.ravel()[chosen].reshape(level.shape) for each in (ends, brought, took_ms)
+        )
+        return cls(slots, draft_lens, ends - first[..., 0], brought, took_ms)
+
+    def lens(self, draft_len: int, kind: int, rows: int) -> _Ints:
+        """[rows]: drafted tokens of each row, at most `draft_len`."""
+        end = int(self.ends[list(self.draft_lens).index(draft_len), kind])
+        kept = self.slots.rows[:end][self.slots.places[:end] <= draft_len]
+        return np.bincount(kept, minlength=rows)
+
+
+def _budgets(times: PassTimes, plain_tokens: _Ints, count: int) -> _Ints:
+    """[kinds, any]: numbers of slots to try beside so many tokens."""
+    least, most = int(plain_tokens.min()), int(plain_tokens.max()) + count
+    first, last = times.bounds.searchsorted([least, most + 1])
+    at_bounds = times.bounds[first:last] - plain_tokens[:, None]
+    even = np.arange(_LEVELS + 1) * count // _LEVELS
+    found = np.empty((len(plain_tokens), len(even) + last - first), dtype=np.int64)
+    found[:, : len(even)] = even
+    found[:, len(even) :] = at_bounds.clip(0, count)
+    return found

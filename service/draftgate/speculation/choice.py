@@ -98,9 +98,7 @@ def _within_ceiling(
     ]
 
 
-def _within_wish(
-    candidates: Sequence[Candidate], max_tpot_ms: float | None
-) -> Sequence[Candidate]:
+def _within_wish(candidates: Sequence[Candidate], max_tpot_ms: float | None) -> Sequence[Candidate]:
     """Those that give every row a token in this time, on average; the best where none does."""
     if max_tpot_ms is None:
         return candidates

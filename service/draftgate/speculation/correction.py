@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CostCorrection"]
+__all__ = ["EDGES", "CostCorrection"]
 
 _PER_OCTAVE = 3
 _BUCKETS = 16 * _PER_OCTAVE
@@ -73,11 +73,11 @@ class CostCorrection:
         return float(self._factors[int(drafted), _bucket(tokens)])
 
     def factors(
-        self, tokens: npt.NDArray[np.float64], drafted: npt.NDArray[np.bool_]
+        self, tokens: npt.NDArray[np.int64], drafted: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.float64]:
-        """`factor` for arrays of one shape; tokens at least 1."""
-        buckets = _EDGES.searchsorted(tokens, side="right") - 1
-        return self._factors[drafted.astype(np.int64), buckets]
+        """`factor` for arrays that fit each other."""
+        buckets = _BUCKET_OF.take(tokens, mode="clip")
+        return self._factors.take(buckets + _BUCKETS * drafted)
 
     def learned(self) -> Sequence[tuple[int, bool, float, float]]:
         """What has been seen: fewest tokens of the bucket, whether drafted, ratio, observations."""
@@ -117,9 +117,12 @@ def _least(bucket: int) -> int:
     return math.ceil(2 ** (bucket / _PER_OCTAVE))
 
 
-_EDGES = np.array([_least(bucket) for bucket in range(_BUCKETS)])
+EDGES = np.array([_least(bucket) for bucket in range(_BUCKETS)])
 """Fewest tokens of each bucket."""
+
+_BUCKET_OF = np.maximum(EDGES.searchsorted(np.arange(EDGES[-1] + 1), side="right") - 1, 0)
+"""The bucket of a number of tokens; beyond the end the last."""
 
 
 def _bucket(tokens: int) -> int:
-    return int(_EDGES.searchsorted(max(tokens, 1), side="right")) - 1
+    return int(_BUCKET_OF[min(tokens, len(_BUCKET_OF) - 1)])

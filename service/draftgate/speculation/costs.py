@@ -22,6 +22,8 @@ __all__ = ["CostCurve", "CostTable"]
 
 _FORMAT = "draftgate-costs/1"
 
+_MOST_TOKENS = 10_000_000
+
 
 @dataclass(frozen=True)
 class CostCurve:
@@ -43,7 +45,7 @@ class CostCurve:
         times_ms = tuple(factor * time_ms for time_ms in self.times_ms)
         return CostCurve(self.tokens, times_ms, factor * self.kv_us)
 
-    def base_ms(self, tokens: int) -> float:
+    def base_ms(self, tokens: float) -> float:
         """The same as `step_ms` without context."""
         at = bisect_left(self.tokens, tokens)
         if at < len(self.tokens) and self.tokens[at] == tokens:
@@ -84,8 +86,9 @@ class CostTable:
                 )
             if any(b <= a for a, b in zip(curve.tokens, curve.tokens[1:], strict=False)):
                 raise invalid_argument(f"{name}.tokens", list(curve.tokens), "rising numbers")
-            if curve.tokens[0] < 1:
-                raise invalid_argument(f"{name}.tokens", curve.tokens[0], "at least 1")
+            for tokens in (curve.tokens[0], curve.tokens[-1]):
+                if not 1 <= tokens <= _MOST_TOKENS:
+                    raise invalid_argument(f"{name}.tokens", tokens, f"1 to {_MOST_TOKENS}")
             if not all(0 < time_ms < float("inf") for time_ms in curve.times_ms):
                 raise invalid_argument(f"{name}.ms", list(curve.times_ms), "times above 0")
             if not 0 <= curve.kv_us < float("inf"):
@@ -106,9 +109,7 @@ class CostTable:
             for draft_len, curve in self.curves.items()
         }
 
-    def step_ms(
-        self, draft_len: int, tokens: int, kv_tokens: int = 0, share: float = 1.0
-    ) -> float:
+    def step_ms(self, draft_len: int, tokens: int, kv_tokens: int = 0, share: float = 1.0) -> float:
         """A whole step with this draft length, one of `draft_lens`.
 
         share: drafted tokens over draft_len for every row. A curve was measured where every row

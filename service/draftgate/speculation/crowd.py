@@ -156,8 +156,7 @@ class Crowd:
         return np.minimum(np.logical_and.accumulate(stands, axis=1).sum(axis=1), lens)
 
     def advance(self, accepted: _Ints, time_s: float) -> list[int]:
-        """Every row here emits what was accepted and one token more. Returns the rows that ended.
-        """
+        """Every row here emits what was accepted and one token more. Returns the rows that ended."""
         here = self._here
         emitted = accepted + 1
         self._left[here] -= emitted

@@ -24,7 +24,7 @@ from draftgate.speculation.correction import CostCorrection
 from draftgate.speculation.costs import CostTable
 from draftgate.speculation.limits import RowLimits
 from draftgate.speculation.load import Load, Outcome
-from draftgate.speculation.pass_times import CorrectedTimes
+from draftgate.speculation.pass_times import PassTimes
 from draftgate.speculation.policy import Mode, Policy
 from draftgate.speculation.probing import Prober
 from draftgate.speculation.settings import GateSettings
@@ -96,10 +96,10 @@ class Gate:
         """How long the latest step took of which that is known."""
         self._policy = self._configured = policy or Policy()
         self._policy.validate(self.draft_lens[-1])
-        self._times: CorrectedTimes | None = None
+        self._times: PassTimes | None = None
         self._weigher: Weigher | None = None
         if costs is not None:
-            self._times = CorrectedTimes(costs, self.correction)
+            self._times = PassTimes(costs, self.correction)
             self._weigher = Weigher(self._times, self.acceptance, self.draft_lens, self.settings)
         self._chooser = Chooser(self.settings)
         self._prober = Prober(self.settings)
@@ -175,10 +175,7 @@ class Gate:
             probe = self._probe(load, limits, weighed)
             if probe is not None:
                 return probe
-        lens = np.minimum(limits.lens, chosen.draft_len)
-        if weighed.slots is not None and chosen.draft_len:
-            assert self._times is not None
-            lens = weighed.slots.grant(self._times, load, chosen.draft_len, chosen.tokens_per_ms)
+        lens = weighed.lens(chosen.draft_len)
         return self._decision(load, lens, limits, chosen.draft_len, reason, weighed)
 
     def _ordered(self, load: Load, limits: RowLimits, highest: int) -> Decision:

@@ -14,7 +14,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from draftgate.contract import GateReason
 from draftgate.speculation.costs import CostTable
 from draftgate.speculation.crowd import Drafts, Rows
 from draftgate.speculation.gate import Decision, Gate
@@ -30,8 +29,6 @@ class Choice:
     draft_len: int
     row_lens: npt.NDArray[np.int64]
     """[rows]: drafted tokens of each row."""
-    probe: bool = False
-    """Whether only some rows draft, to find out what it brings."""
 
 
 class Law(Protocol):
@@ -59,8 +56,7 @@ class AutoLaw:
 
     def decide(self, load: Load) -> Choice:
         self._decision = decision = self.gate.decide(load)
-        lens = np.array(decision.row_lens, dtype=np.int64)
-        return Choice(decision.draft_len, lens, decision.reason is GateReason.PROBE)
+        return Choice(decision.draft_len, np.array(decision.row_lens, dtype=np.int64))
 
     def observe(self, drafts: Drafts, load: Load, measured_ms: float) -> None:
         assert self._decision is not None

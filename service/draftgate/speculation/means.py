@@ -25,7 +25,7 @@ class Mix:
     Not their mean: the time of a pass has cliffs, and a mean lies where no pass does.
     """
 
-    tokens: _Floats
+    tokens: npt.NDArray[np.int64]
     shares: _Floats
 
 
@@ -49,7 +49,8 @@ class PrefillMeans:
         """What has been usual."""
         kept = [size for size, share in enumerate(self._shares) if share > _RARE]
         shares = np.array([self._shares[size] for size in kept])
-        return Mix(np.array([self._tokens[size] for size in kept]), shares / shares.sum())
+        tokens = np.array([round(self._tokens[size]) for size in kept], dtype=np.int64)
+        return Mix(tokens, shares / shares.sum())
 
 
 class LoadMeans:
@@ -64,9 +65,12 @@ class LoadMeans:
         self._rows = 0.0
         self._means: _Floats = np.zeros(0)
 
-    def forget(self) -> None:
-        """Begin anew."""
-        self._steps = 0
+    def rates(self, count: int) -> _Floats:
+        """What so many draft lengths bring, tokens a millisecond; 0 before anything is known."""
+        if self._means.shape != (2, count):
+            return np.zeros(count)
+        rates: _Floats = self._means[0] / self._means[1]
+        return rates
 
     def observe(self, rows: int, values: _Floats) -> _Floats:
         """One more step with so many rows. Returns the means with it."""

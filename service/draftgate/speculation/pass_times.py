@@ -1,4 +1,4 @@
-"""A cost table as arrays: the times of many passes at once, as a step's decision needs them."""
+"""What passes take by a cost table and by what steps showed of it; many passes at once."""
 
 from __future__ import annotations
 
@@ -7,61 +7,46 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from draftgate.speculation.correction import CostCorrection
+from draftgate.speculation.correction import EDGES, CostCorrection
 from draftgate.speculation.costs import CostTable
 
-__all__ = ["CorrectedTimes", "PassTimes"]
+__all__ = ["PassTimes"]
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
 
-_SPAN = 1 << 24
+_SPAN = 1 << 26
 """More tokens than any pass has. The curves lie one behind the other on one line, so far apart."""
 
 
 class PassTimes:
-    """`CostTable.step_ms` for arrays."""
-
-    def __init__(self, table: CostTable) -> None:
-        self.draft_lens = table.draft_lens
-        self._kv_ms = np.array([table.curves[k].kv_us / 1e3 for k in self.draft_lens])
-        self._drafting_ms = np.array([table.drafting_ms[k] for k in self.draft_lens])
-        tokens: list[int] = []
-        times_ms: list[float] = []
-        for number, draft_len in enumerate(self.draft_lens):
-            curve = table.curves[draft_len]
-            points = [0, *curve.tokens, _SPAN - 1]
-            tokens += [number * _SPAN + point for point in points]
-            times_ms += [curve.base_ms(point) for point in points]
-        self._tokens = np.array(tokens, dtype=np.float64)
-        self._times_ms = np.array(times_ms)
-
-    def ms(self, place: _Ints, tokens: _Floats, kv_tokens: int, share: _Floats) -> _Floats:
-        """place: of the draft length in `draft_lens`. All arrays have one shape."""
-        base_ms: _Floats = np.interp(tokens + place * _SPAN, self._tokens, self._times_ms)
-        plain_ms = np.interp(tokens, self._tokens, self._times_ms)
-        lacking_ms = np.maximum(plain_ms + self._drafting_ms[place] - base_ms, 0.0)
-        return base_ms + (1.0 - share) * lacking_ms + kv_tokens * self._kv_ms[place]
-
-
-class CorrectedTimes:
-    """What passes take by a table and by what steps showed of it."""
+    """Corrected times."""
 
     def __init__(self, table: CostTable, correction: CostCorrection) -> None:
         self.table = table
         self.correction = correction
-        self._times = PassTimes(table)
-        self.points = np.unique([t for curve in table.curves.values() for t in curve.tokens])
-        """Tokens at which a curve of the table has a point."""
+        self.bounds = np.unique([*(EDGES - 1), *_points(table, table.draft_lens)]).astype(np.int64)
+        """Tokens of a pass behind which its time may take a leap."""
+        self._place = {draft_len: place for place, draft_len in enumerate(table.draft_lens)}
+        self._kv_ms = np.array([table.curves[k].kv_us / 1e3 for k in table.draft_lens])
+        self._full = _Line([_full(table, draft_len) for draft_len in table.draft_lens])
+        self._lacking = _Line([_lacking(table, draft_len) for draft_len in table.draft_lens])
 
     def ms(
-        self, draft_lens: Sequence[int], tokens: _Floats, kv_tokens: int, share: _Floats
+        self, draft_lens: Sequence[int], tokens: _Ints, kv_tokens: int, share: _Floats | None
     ) -> _Floats:
-        """[draft lengths, any]: of passes with so many tokens. share: as of `CostTable.step_ms`."""
-        places = np.searchsorted(self._times.draft_lens, draft_lens)
-        places = np.broadcast_to(places.reshape(-1, *[1] * (tokens.ndim - 1)), tokens.shape)
-        factors = self.correction.factors(tokens, places > 0)
-        return factors * self._times.ms(places, tokens, kv_tokens, share)
+        """[draft lengths, any]: of passes with so many tokens, at least 1.
+
+        share: as of `CostTable.step_ms`, of a shape that fits; None: all rows draft all.
+        """
+        places = np.array([self._place[k] for k in draft_lens])
+        places = places.reshape(-1, *[1] * (tokens.ndim - 1))
+        times_ms = self._full.at(places, tokens)
+        if share is not None:
+            times_ms += (1.0 - share) * self._lacking.at(places, tokens)
+        times_ms += kv_tokens * self._kv_ms[places]
+        times_ms *= self.correction.factors(tokens, places > 0)
+        return times_ms
 
     def step_ms(self, draft_len: int, tokens: int, kv_tokens: int, share: float) -> float:
         """Of one pass."""
@@ -78,3 +63,52 @@ class CorrectedTimes:
             expected_ms=self.table.step_ms(draft_len, tokens, kv_tokens, share),
             measured_ms=measured_ms,
         )
+
+
+class _Line:
+    """Curves of straight lines."""
+
+    def __init__(self, curves: Sequence[Sequence[tuple[float, float]]]) -> None:
+        """curves: points (tokens, milliseconds), rising; beyond the last its slope."""
+        placed: list[tuple[float, float]] = []
+        for place, points in enumerate(curves):
+            (x, y), (before_x, before_y) = points[-1], points[-2]
+            end = y + (y - before_y) / (x - before_x) * (_SPAN / 2 - x)
+            points = [(-1.0, points[0][1]), *points, (_SPAN / 2, end)]
+            placed += [(place * _SPAN + x, y) for x, y in points]
+        self._tokens, self._times_ms = np.array(placed).T.copy()
+
+    def at(self, places: _Ints, tokens: _Ints) -> _Floats:
+        """places: which curve."""
+        found: _Floats = np.interp(tokens + places * _SPAN, self._tokens, self._times_ms)
+        return found
+
+
+def _points(table: CostTable, draft_lens: Sequence[int]) -> list[float]:
+    """Where these curves have points, and one beyond, where their last slopes hold."""
+    known = {float(tokens) for k in draft_lens for tokens in table.curves[k].tokens}
+    return [*sorted(known), max(known) + 1.0]
+
+
+def _full(table: CostTable, draft_len: int) -> list[tuple[float, float]]:
+    curve = table.curves[draft_len]
+    return [(tokens, curve.base_ms(tokens)) for tokens in _points(table, [draft_len])]
+
+
+def _lacking(table: CostTable, draft_len: int) -> list[tuple[float, float]]:
+    """What a step that drafts nothing takes longer than the curve says."""
+    plain, curve = table.curves[0], table.curves[draft_len]
+
+    def lacking_ms(tokens: float) -> float:
+        return plain.base_ms(tokens) + table.drafting_ms[draft_len] - curve.base_ms(tokens)
+
+    points = _points(table, [0, draft_len])
+    # Where it becomes something from nothing, or nothing, is a point too; the last may be beyond.
+    ends = zip(points, [*points[1:], _SPAN / 4], strict=True)
+    for low, high in list(ends):
+        at_low, at_high = lacking_ms(low), lacking_ms(high)
+        if at_low * at_high < 0:
+            points.append(low + (high - low) * at_low / (at_low - at_high))
+    last = max(points)
+    points = sorted({*points, last + 1.0})
+    return [(tokens, max(lacking_ms(tokens), 0.0)) for tokens in points]

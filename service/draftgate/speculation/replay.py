@@ -32,10 +32,9 @@ class PhaseResult:
     emitted: list[int] = field(default_factory=list)
     """Tokens of each step."""
     draft_lens: list[int] = field(default_factory=list)
-    """K of each step; in a probe the one that was kept."""
+    """K of each step."""
     switches: int = 0
-    probes: int = 0
-    """Steps in which only some rows drafted, to find out what it brings."""
+    """Steps whose K was not that of the step before, probes among them."""
 
     @property
     def steps(self) -> int:
@@ -83,10 +82,6 @@ class Replay:
         return sum(phase.switches for phase in self.phases)
 
     @property
-    def probes(self) -> int:
-        return sum(phase.probes for phase in self.phases)
-
-    @property
     def seconds(self) -> float:
         return sum(phase.seconds for phase in self.phases)
 
@@ -103,7 +98,8 @@ def replay(law: Law, world: World, *, seed: int) -> Replay:
     crowd = Crowd(world.requests, max(world.costs.draft_lens), seed)
     random = np.random.default_rng((seed, len(world.phases)))
     results: list[PhaseResult] = []
-    time_s, before, later = 0.0, -1, world.requests_later
+    time_s, later = 0.0, world.requests_later
+    before: int | None = None
     for phase in world.phases:
         for row_id in crowd.begin(phase, time_s):
             law.forget(row_id)
@@ -118,9 +114,8 @@ def replay(law: Law, world: World, *, seed: int) -> Replay:
             rows = crowd.rows()
             load = Load(rows, phase.chunk(step), crowd.kv_tokens)
             choice = law.decide(load)
-            if choice.draft_len != before and not choice.probe:
-                result.switches += before >= 0
-                before = choice.draft_len
+            switched = before not in (None, choice.draft_len)
+            before = choice.draft_len
             accepted = crowd.accept(choice.row_lens)
             drafted = int(choice.row_lens.sum())
             tokens = load.plain_tokens + drafted
@@ -129,14 +124,16 @@ def replay(law: Law, world: World, *, seed: int) -> Replay:
             step_ms *= world.cost_factor(tokens)
             if world.jitter:
                 step_ms *= math.exp(world.jitter * random.standard_normal())
+            if switched:
+                step_ms += world.switch_ms
             law.observe(Drafts(rows.ids, choice.row_lens, accepted), load, step_ms)
             time_s += step_ms / 1e3
             for row_id in crowd.advance(accepted, time_s):
                 law.forget(row_id)
             result.ends_s.append(time_s)
             result.emitted.append(len(rows) + int(accepted.sum()))
-            result.draft_lens.append(before)
-            result.probes += choice.probe
+            result.draft_lens.append(choice.draft_len)
+            result.switches += switched
             time_s = crowd.wait(time_s)
             step += 1
     return Replay(results)

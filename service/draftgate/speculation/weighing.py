@@ -9,16 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from draftgate.speculation.acceptance import AcceptanceEstimator
-from draftgate.speculation.allocation import Slots
+from draftgate.speculation.allocation import Allotment, Slots
 from draftgate.speculation.limits import RowLimits
 from draftgate.speculation.load import Load
 from draftgate.speculation.means import LoadMeans, PrefillMeans
-from draftgate.speculation.pass_times import CorrectedTimes
+from draftgate.speculation.pass_times import PassTimes
 from draftgate.speculation.settings import GateSettings
 
 __all__ = ["Candidate", "Weighed", "Weigher"]
 
 _Floats = npt.NDArray[np.float64]
+_Ints = npt.NDArray[np.int64]
 
 _PLACES = np.arange(1, 257)
 """Places of a draft."""
@@ -54,13 +55,21 @@ class Weighed:
     """Whether there are so many more or fewer rows that what was before no longer counts."""
     survival: _Floats
     """[rows, places]: how likely each row's drafts are to stand."""
-    slots: Slots | None
-    """The same in order; None: all rows draft alike."""
+    most: _Ints
+    """[rows]: how far each may draft."""
+    allotment: Allotment | None
+    """None: all rows draft alike."""
 
-    def expected_tokens(self, lens: npt.NDArray[np.int64]) -> float:
+    def lens(self, draft_len: int) -> _Ints:
+        """[rows]: what each row drafts with this draft length."""
+        if self.allotment is None:
+            return np.minimum(self.most, draft_len)
+        return self.allotment.lens(draft_len, 0, len(self.most))
+
+    def expected_tokens(self, lens: _Ints) -> float:
         """Emitted by a step in which the rows draft so many tokens."""
         drafted = _PLACES[: self.survival.shape[1]] <= lens[:, None]
-        return len(lens) + float(self.survival[drafted].sum())
+        return len(lens) + float((self.survival * drafted).sum())
 
 
 class Weigher:
@@ -68,7 +77,7 @@ class Weigher:
 
     def __init__(
         self,
-        times: CorrectedTimes,
+        times: PassTimes,
         acceptance: AcceptanceEstimator,
         draft_lens: Sequence[int],
         settings: GateSettings,
@@ -86,27 +95,38 @@ class Weigher:
         lens = [k for k in self._lens if k <= highest]
         self._prefill.observe(load.prefill_tokens)
         mix = self._prefill.mix()
+        chunks = np.array([load.prefill_tokens, *mix.tokens], dtype=np.int64)
         survival = self._acceptance.survival(limits.row_ids)
-        able = _PLACES[: survival.shape[1]] <= limits.lens[:, None]
-        slots = None
+        allotment = None
         if self._by_row:
-            slots = Slots.of(survival, able)
-            tokens, times_ms = slots.best(self._times, load, lens, mix)
+            slots = Slots.of(survival, limits.lens)
+            rates = self._means.rates(len(lens))
+            allotment = Allotment.best(slots, self._times, load, lens, chunks, rates)
+            tokens, times_ms = allotment.tokens, allotment.times_ms
         else:
-            drafted = _running(able)[lens]
-            tokens = rows + _running(np.where(able, survival, 0.0))[lens]
-            chunks = np.array([load.prefill_tokens, *mix.tokens])
+            able = limits.lens[:, None] >= _PLACES[: survival.shape[1]]
+            drafted = _running(able)[lens].astype(np.int64)
             share = drafted / np.maximum(rows * np.array(lens), 1)
             in_pass = (rows + drafted)[:, None] + chunks
             times_ms = self._times.ms(lens, in_pass, load.kv_tokens, share[:, None])
-            tokens = np.broadcast_to(tokens[:, None], times_ms.shape)
-        usual = np.stack([tokens[:, 1:] @ mix.shares, times_ms[:, 1:] @ mix.shares])
-        means = self._means.observe(rows, usual)
-        found = zip(lens, tokens[:, 0].tolist(), times_ms[:, 0].tolist(), *means.tolist())
-        candidates = tuple(Candidate(*each) for each in found)
-        return Weighed(candidates, self._means.fresh, survival, slots)
+            tokens = np.empty_like(times_ms)
+            tokens[:] = (rows + _running(survival * able)[lens])[:, None]
+        means = self._means.observe(
+            rows, np.stack([tokens[:, 1:] @ mix.shares, times_ms[:, 1:] @ mix.shares])
+        )
+        found = zip(
+            lens,
+            tokens[:, 0].tolist(),
+            times_ms[:, 0].tolist(),
+            *means.tolist(),
+            strict=True,
+        )
+        candidates = tuple([Candidate(*each) for each in found])
+        return Weighed(candidates, self._means.fresh, survival, limits.lens, allotment)
 
 
-def _running(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+def _running(values: npt.NDArray[np.generic]) -> _Floats:
     """[places + 1]: sums over all rows of the first so many places, of [rows, places]."""
-    return np.cumsum([0.0, *values.sum(axis=0)])
+    found = np.zeros(values.shape[1] + 1)
+    np.cumsum(values.sum(axis=0), out=found[1:])
+    return found

@@ -65,6 +65,11 @@ class Requests:
         rates = [b / a if a else 0.0 for a, b in zip(before, survival, strict=False)]
         return cls([Kind(1.0, rates)], output_tokens)
 
+    @property
+    def places(self) -> int:
+        """How far in a draft something is said of its acceptance."""
+        return max(len(kind.rates) for kind in self.kinds)
+
     def survival(self, places: int) -> list[float]:
         """S_j over all kinds."""
         total = sum(kind.share for kind in self.kinds)
@@ -92,6 +97,8 @@ class World:
     """What rows are like from the middle on; None: no different."""
     jitter: float = 0.0
     """Standard deviation of a step's time, over that time."""
+    switch_ms: float = 0.0
+    """What a step takes longer whose draft length is not that of the step before."""
 
     @property
     def duration_s(self) -> float:
