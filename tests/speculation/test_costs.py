@@ -39,10 +39,10 @@ def test_context_is_counted() -> None:
     assert TABLE.step_ms(2, 24, 100_000) == 15.0
 
 
-def test_a_single_point_holds_everywhere_and_no_line_falls() -> None:
+def test_a_single_point_holds_everywhere_and_beyond_the_last_no_line_falls() -> None:
     table = CostTable({0: CostCurve((4,), (7.0,)), 1: CostCurve((2, 4), (9.0, 8.0))})
     assert [table.step_ms(0, tokens) for tokens in (1, 4, 100)] == [7.0, 7.0, 7.0]
-    assert table.step_ms(1, 100) == 9.0
+    assert [table.step_ms(1, tokens) for tokens in (1, 3, 100)] == [9.0, 8.5, 8.0]
     assert table.grown().curves[1].times_ms == (9.0, 9.0)
 
 

@@ -84,6 +84,8 @@ class AcceptanceEstimator:
         self._rates: _Floats = np.full(shape, _PRIOR_RATE)
         self._known = np.zeros(0, dtype=np.int64)
         """The sources that something is known of."""
+        self._survival: _Floats = _PRIOR_RATE ** np.arange(1.0, max_draft_len + 1)[None]
+        """[rows]: as `survival`, by their place."""
         self._shared = self._varied = 0.0
         """What new outcomes of rows have in common with their past, beyond that of all rows; and
         what they would if no two rows were alike."""
@@ -99,7 +101,7 @@ class AcceptanceEstimator:
         used = np.array([not o.shadow for o in counted], dtype=np.float64)
         reached, accepted = self._counts(counted)
         weight = min(1.0, _POOL_ROWS / len(counted))
-        by_source = (_ALL_SOURCES == sources).astype(np.float64)  # [sources, counted]
+        by_source = (sources == _ALL_SOURCES).astype(np.float64)  # [sources, counted]
         fade = _fade(weight * by_source.sum(axis=1))
         self._compare(rows, sources, reached, accepted, weight)
         # What says nothing about a source leaves what is known of it as it is.
@@ -117,8 +119,9 @@ class AcceptanceEstimator:
         self._used *= _fade(np.array(weight * used.sum()))
         self._used += weight * (by_source @ used)
         self._known = np.flatnonzero(self._reached[:, 0])
-        for source in self._known:
+        for source in self._known.tolist():
             self._pool(source)
+        self._foresee()
 
     def forget(self, row_id: int) -> None:
         """The row has left."""
@@ -151,21 +154,23 @@ class AcceptanceEstimator:
         A row's sources are taken to draft as often as they did; a new row's as they do for all.
         """
         places = self._rows
-        index = np.array([places.get(row_id, 0) for row_id in row_ids], dtype=np.int64)
-        if len(self._known) < 2:
-            # Everything comes from one source, or from none, all of which promise the same.
-            return self._own(index, int(self._known[0]) if len(self._known) else 0)
-        own = np.stack([self._own(index, source) for source in self._known.tolist()])
-        used = self._row_used[index][:, self._known]
-        used += _NEWLY_USED * self._used[self._known] + 1e-12
-        shares = used.T / used.sum(axis=1)
-        survival: _Floats = (shares[..., None] * own).sum(axis=0)
-        return survival
+        found: _Floats = self._survival[[places.get(row_id, 0) for row_id in row_ids]]
+        return found
 
-    def _own(self, index: npt.NDArray[np.int64], source: int) -> _Floats:
-        """`survival` with one source alone, of the rows at these places."""
-        rates = self._row_accepted[index, source] + self._row_prior_count * self._rates[source]
-        rates /= self._row_reached[index, source] + self._row_prior_count
+    def _foresee(self) -> None:
+        """Find `survival` for all rows anew, so that a decision has it at hand."""
+        if len(self._known) == 1:
+            self._survival = self._alone(int(self._known[0]))
+            return
+        own = np.stack([self._alone(source) for source in self._known.tolist()])
+        used = self._row_used[:, self._known] + (_NEWLY_USED * self._used[self._known] + 1e-12)
+        shares = used.T / used.sum(axis=1)
+        self._survival = (shares[..., None] * own).sum(axis=0)
+
+    def _alone(self, source: int) -> _Floats:
+        """The same if all drafts were of one source."""
+        rates = self._row_accepted[:, source] + self._row_prior_count * self._rates[source]
+        rates /= self._row_reached[:, source] + self._row_prior_count
         return np.minimum(rates, _MOST).cumprod(axis=1)
 
     def _compare(

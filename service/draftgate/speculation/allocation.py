@@ -53,15 +53,30 @@ class Slots:
         return cls(survival.T.ravel()[order], order - places * count, places + 1)
 
 
+    def grant(
+        self, times: PassTimes, load: Load, draft_len: int, tokens_per_ms: float
+    ) -> tuple[_Ints, float, float]:
+        """What each row drafts in the step that is about to run, [rows]; tokens and milliseconds to
+        expect of it.
+
+        The slots are those of this draft length. tokens_per_ms: what it brings on average.
+        """
+        rows, count = len(load.rows), len(self.places)
+        taken = np.arange(count + 1)
+        tokens = np.zeros(count + 1)
+        self.survival.cumsum(out=tokens[1:])
+        share = taken / (rows * draft_len)
+        places = times.places([draft_len])
+        times_ms = times.ms(places, taken + load.plain_tokens, load.kv_tokens, share)
+        end = int((tokens - tokens_per_ms * times_ms).argmax())
+        lens = np.bincount(self.rows[:end], minlength=rows)
+        return lens, rows + float(tokens[end]), float(times_ms[end])
+
+
 @dataclass(frozen=True)
 class Allotment:
     """About the best budget for each draft length and each kind of pass."""
 
-    slots: Slots
-    draft_lens: Sequence[int]
-    ends: _Ints
-    """[draft lengths, kinds]: of the slots the first so many, as far as the draft length has them.
-    """
     tokens: _Floats
     """[draft lengths, kinds]: expected of a step."""
     times_ms: _Floats
@@ -93,23 +108,18 @@ class Allotment:
         first = (np.arange(len(lens)) * (count + 1))[:, None, None]
         taken_line, tokens_line = taken.ravel(), tokens.ravel()
         ends = first + _budgets(times, rows + chunks, count)
-        ends = np.searchsorted(taken_line + first[:, 0].repeat(count + 1), ends, side="right") - 1
+        ends = np.searchsorted((taken + first[..., 0]).ravel(), ends, side="right") - 1
         tried, brought = taken_line[ends], tokens_line[ends]
         share = tried / np.maximum(rows * lens, 1)[:, None, None]
         in_pass = tried + (rows + chunks)[:, None]
-        took_ms = times.ms(draft_lens, in_pass, load.kv_tokens, share)
+        places = times.places(draft_lens)[:, None, None]
+        took_ms = times.ms(places, in_pass, load.kv_tokens, share)
         level = np.argmax(brought - tokens_per_ms[:, None, None] * took_ms, axis=2)
         chosen = np.arange(level.size) * ends.shape[2] + level.ravel()
-        ends, brought, took_ms = (
-            each.ravel()[chosen].reshape(level.shape) for each in (ends, brought, took_ms)
+        return cls(
+            brought.ravel()[chosen].reshape(level.shape),
+            took_ms.ravel()[chosen].reshape(level.shape),
         )
-        return cls(slots, draft_lens, ends - first[..., 0], brought, took_ms)
-
-    def lens(self, draft_len: int, kind: int, rows: int) -> _Ints:
-        """[rows]: drafted tokens of each row, at most `draft_len`."""
-        end = int(self.ends[list(self.draft_lens).index(draft_len), kind])
-        kept = self.slots.rows[:end][self.slots.places[:end] <= draft_len]
-        return np.bincount(kept, minlength=rows)
 
 
 def _budgets(times: PassTimes, plain_tokens: _Ints, count: int) -> _Ints:

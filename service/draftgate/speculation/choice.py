@@ -33,13 +33,18 @@ class Chooser:
 
         candidates: the shortest first.
         """
-        wanted = _within_wish(candidates, policy.max_tpot_ms)
-        usual = _within_ceiling(wanted, [c.mean_ms for c in wanted], policy.max_step_ms)
-        kept, reason = self._keep(usual, candidates)
+        allowed, ceiling_ms = candidates, policy.max_step_ms
+        if policy.max_tpot_ms is not None:
+            allowed = _within_wish(allowed, policy.max_tpot_ms)
+        if ceiling_ms is not None:
+            allowed = _within_ceiling(allowed, [c.mean_ms for c in allowed], ceiling_ms)
+        kept, reason = self._keep(allowed, candidates)
         self.keep(kept.draft_len)
+        if ceiling_ms is None:
+            return kept, reason
         # This very step may be longer than usual, by a prompt chunk say. What is kept stays: the
         # next step may not be.
-        allowed = _within_ceiling(usual, [c.step_ms for c in usual], policy.max_step_ms)
+        allowed = _within_ceiling(allowed, [c.step_ms for c in allowed], ceiling_ms)
         if kept not in allowed:
             return _best(allowed), GateReason.ITL_CEILING
         return kept, reason
@@ -57,14 +62,15 @@ class Chooser:
         """How much more another draft length has to promise: the less the longer one is kept, so
         that in the end the best is."""
         settings = self._settings
-        return settings.switch_gain * min(settings.gain_steps / max(self._since_switch, 1), 1.0)
+        less = min(settings.gain_steps / max(self._since_switch, 1), 1.0)
+        return max(settings.switch_gain * less, settings.least_gain)
 
     def _keep(
         self, allowed: Sequence[Candidate], candidates: Sequence[Candidate]
     ) -> tuple[Candidate, GateReason]:
         settings, best = self._settings, _best(allowed)
         reason = _reason(best, candidates)
-        if _best(candidates) is not best:
+        if allowed is not candidates and _best(candidates) is not best:
             reason = GateReason.ITL_CEILING
         present = next((c for c in allowed if c.draft_len == self.draft_len), None)
         if present is None or present is best:
@@ -85,11 +91,9 @@ def _best(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def _within_ceiling(
-    candidates: Sequence[Candidate], times_ms: Sequence[float], ceiling_ms: float | None
+    candidates: Sequence[Candidate], times_ms: Sequence[float], ceiling_ms: float
 ) -> Sequence[Candidate]:
     """Those whose time is within the ceiling; the quickest where none is."""
-    if ceiling_ms is None:
-        return candidates
     quickest = min(times_ms)
     return [
         candidate
@@ -100,8 +104,6 @@ def _within_ceiling(
 
 def _within_wish(candidates: Sequence[Candidate], max_tpot_ms: float | None) -> Sequence[Candidate]:
     """Those that give every row a token in this time, on average; the best where none does."""
-    if max_tpot_ms is None:
-        return candidates
     rows = candidates[0].mean_tokens  # what is emitted without drafts: one a row
     within = [c for c in candidates if c.mean_ms * rows / c.mean_tokens <= max_tpot_ms]
     return within or [_best(candidates)]

@@ -51,8 +51,6 @@ class CostCorrection:
     def __init__(self) -> None:
         self._ratios = np.ones((2, _BUCKETS))
         self._seen = np.zeros((2, _BUCKETS))
-        steps = np.arange(_BUCKETS)
-        self._near: npt.NDArray[np.float64] = np.exp(-np.abs(steps[:, None] - steps) / _REACH)
         self._factors = np.ones((2, _BUCKETS))
 
     def observe(
@@ -89,28 +87,23 @@ class CostCorrection:
 
     def _refresh(self) -> None:
         """Means of the ratios' logarithms: a bucket's own, and some of what its neighbours say."""
-        logs = np.log(self._ratios) * self._seen
-        others = self._near - np.eye(_BUCKETS)
-        for kind in (0, 1):
-            heard = others @ self._seen[kind] + _OTHER * (self._near @ self._seen[1 - kind])
-            said = others @ logs[kind] + _OTHER * (self._near @ logs[1 - kind])
-            weight = np.minimum(heard, _HEARSAY)
-            total = logs[kind] + weight * said / (heard + _PRIOR)
-            factors = np.exp(total / np.maximum(self._seen[kind] + weight, 1e-9))
-            # What never ran, or long ago, is not thought dearer than the nearest with fewer tokens
-            # that did: where the table begins to be wrong only a try tells.
-            hoped = np.minimum(factors, self._below(kind))
-            known = np.minimum(self._seen[kind], 1.0)
-            self._factors[kind] = known * factors + (1 - known) * hoped
+        seen, logs = self._seen, np.log(self._ratios) * self._seen
+        heard = (_HEARD @ seen.ravel()).reshape(seen.shape)
+        said = (_HEARD @ logs.ravel()).reshape(seen.shape)
+        weight = np.minimum(heard, _HEARSAY)
+        total = logs + weight * said / (heard + _PRIOR)
+        factors = np.exp(total / np.maximum(seen + weight, 1e-9))
+        # What never ran, or long ago, is not thought dearer than the nearest with fewer tokens that
+        # did: where the table begins to be wrong only a try tells.
+        known = np.minimum(seen, 1.0)
+        self._factors = known * factors + (1 - known) * np.minimum(factors, self._below())
 
-    def _below(self, kind: int) -> npt.NDArray[np.float64]:
-        """Of each bucket the ratio of the nearest with as many or fewer tokens that ran, with or
+    def _below(self) -> npt.NDArray[np.float64]:
+        """Of each bucket the ratio of the nearest with as many or fewer tokens that ran: with or
         without drafts as asked, else the other way; infinite where none has."""
-        found = np.full(_BUCKETS, np.inf)
-        for each in (1 - kind, kind):
-            ran = np.maximum.accumulate(np.where(self._seen[each] > 0, np.arange(_BUCKETS), -1))
-            found = np.where(ran >= 0, self._ratios[each][ran], found)
-        return found
+        ran = np.maximum.accumulate(np.where(self._seen > 0, np.arange(_BUCKETS), -1), axis=1)
+        found = np.where(ran >= 0, np.take_along_axis(self._ratios, ran, axis=1), np.inf)
+        return np.where(ran >= 0, found, found[::-1])
 
 
 def _least(bucket: int) -> int:
@@ -126,3 +119,14 @@ _BUCKET_OF = np.maximum(EDGES.searchsorted(np.arange(EDGES[-1] + 1), side="right
 
 def _bucket(tokens: int) -> int:
     return int(_BUCKET_OF[min(tokens, len(_BUCKET_OF) - 1)])
+
+
+def _near() -> npt.NDArray[np.float64]:
+    """How much buckets say about each other: [all of both kinds, all of both kinds]."""
+    steps = np.arange(_BUCKETS)
+    near = np.exp(-np.abs(steps[:, None] - steps) / _REACH)
+    others = near - np.eye(_BUCKETS)
+    return np.block([[others, _OTHER * near], [_OTHER * near, others]])
+
+
+_HEARD = _near()

@@ -37,7 +37,8 @@ class CostCurve:
     """Microseconds for each KV token that attention reads."""
 
     def step_ms(self, tokens: int, kv_tokens: int = 0) -> float:
-        """Between two points a line, below the first its time, beyond the last its slope."""
+        """Between two points a line, below the first its time, beyond the last its slope unless it
+        falls."""
         return self.base_ms(tokens) + kv_tokens * self.kv_us / 1e3
 
     def scaled(self, factor: float) -> CostCurve:
@@ -50,14 +51,15 @@ class CostCurve:
         at = bisect_left(self.tokens, tokens)
         if at < len(self.tokens) and self.tokens[at] == tokens:
             return self.times_ms[at]
-        if at == 0:
+        if at == 0 or len(self.tokens) == 1:
             return self.times_ms[0]
-        at = min(at, len(self.tokens) - 1)
-        if at == 0:
-            return self.times_ms[0]
-        low, high = self.tokens[at - 1], self.tokens[at]
-        slope = (self.times_ms[at] - self.times_ms[at - 1]) / (high - low)
-        return self.times_ms[at - 1] + max(slope, 0.0) * (tokens - low)
+        beyond = at == len(self.tokens)
+        at -= beyond
+        rise_ms = self.times_ms[at] - self.times_ms[at - 1]
+        slope = rise_ms / (self.tokens[at] - self.tokens[at - 1])
+        if beyond:
+            return self.times_ms[at] + max(slope, 0.0) * (tokens - self.tokens[at])
+        return self.times_ms[at - 1] + slope * (tokens - self.tokens[at - 1])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from draftgate.contract import GateReason
 from draftgate.speculation.acceptance import AcceptanceEstimator
@@ -28,7 +27,7 @@ from draftgate.speculation.pass_times import PassTimes
 from draftgate.speculation.policy import Mode, Policy
 from draftgate.speculation.probing import Prober
 from draftgate.speculation.settings import GateSettings
-from draftgate.speculation.weighing import Candidate, Weighed, Weigher
+from draftgate.speculation.weighing import Candidate, Plan, Weighed, Weigher
 
 __all__ = ["Decision", "Gate"]
 
@@ -51,8 +50,6 @@ class Decision:
     """Emitted by the step."""
     expected_ms: float
     """Of the step; 0 without a cost table."""
-    table_ms: float
-    """The same before correction."""
     candidates: tuple[Candidate, ...] = ()
     """All that were weighed; empty where nothing was."""
 
@@ -165,7 +162,9 @@ class Gate:
         if policy.mode is not Mode.AUTO or self._weigher is None:
             return self._ordered(load, limits, highest)
         if not load.rows:
-            return self._decision(load, limits.lens, limits, 0, GateReason.PREFILL, None)
+            return self._decision(
+                load, Plan(limits.lens, 0.0, 0.0), limits, 0, GateReason.PREFILL, None
+            )
         weighed = self._weigher.weigh(load, limits, highest)
         before = self._chooser.draft_len
         chosen, reason = self._chooser.choose(weighed.candidates, policy)
@@ -175,8 +174,8 @@ class Gate:
             probe = self._probe(load, limits, weighed)
             if probe is not None:
                 return probe
-        lens = weighed.lens(chosen.draft_len)
-        return self._decision(load, lens, limits, chosen.draft_len, reason, weighed)
+        plan = self._weigher.plan(load, limits, weighed, chosen)
+        return self._decision(load, plan, limits, chosen.draft_len, reason, weighed)
 
     def _ordered(self, load: Load, limits: RowLimits, highest: int) -> Decision:
         """What an operator wants, or all there is where no costs are known."""
@@ -189,55 +188,56 @@ class Gate:
         if self._policy is self._configured:
             reason = GateReason.FIXED if self.draft_lens[-1] else GateReason.DISABLED
         self._chooser.keep(draft_len)
+        plan = Plan(np.minimum(limits.lens, draft_len), float(len(load.rows)), 0.0)
         weighed = None
         if self._weigher is not None and load.rows:
             weighed = self._weigher.weigh(load, limits, highest)
-        lens = np.minimum(limits.lens, draft_len)
-        return self._decision(load, lens, limits, draft_len, reason, weighed)
+            for each in weighed.candidates:
+                if each.draft_len == draft_len:
+                    plan = Plan(plan.lens, each.tokens, each.step_ms)
+        return self._decision(load, plan, limits, draft_len, reason, weighed)
 
     def _probe(self, load: Load, limits: RowLimits, weighed: Weighed) -> Decision | None:
         """Now and then a few rows draft one token."""
         assert self._times is not None
-        able = np.flatnonzero(limits.lens)
-        if not len(able):
-            return None
         plain, shortest = weighed.candidates[0], weighed.candidates[1].draft_len
-        count, rows = self._prober.count(len(able)), len(load.rows)
-        probe_ms = self._times.step_ms(
-            shortest, load.plain_tokens + count, load.kv_tokens, _share(count, shortest, rows)
-        )
+        times, rows = self._times, len(load.rows)
+
+        def step_ms(count: int) -> float:
+            share = _share(count, shortest, rows)
+            return times.step_ms(shortest, load.plain_tokens + count, load.kv_tokens, share)
+
         promise = max(c.tokens_per_ms for c in weighed.candidates[1:]) / plain.tokens_per_ms
-        if not self._prober.due(promise, probe_ms / plain.step_ms - 1):
+        able = np.flatnonzero(limits.lens)
+        chosen = self._prober.rows(
+            able, load.prefill_tokens, promise, lambda count: step_ms(count) / plain.step_ms - 1
+        )
+        if not len(chosen):
             return None
         lens = np.zeros(rows, dtype=np.int64)
-        lens[self._prober.rows(able)] = 1
-        return self._decision(load, lens, limits, shortest, GateReason.PROBE, weighed)
+        lens[chosen] = 1
+        tokens = rows + float(weighed.survival[chosen, 0].sum())
+        plan = Plan(lens, tokens, step_ms(len(chosen)))
+        return self._decision(load, plan, limits, shortest, GateReason.PROBE, weighed)
 
     def _decision(
         self,
         load: Load,
-        lens: npt.NDArray[np.int64],
+        plan: Plan,
         limits: RowLimits,
         draft_len: int,
         reason: GateReason,
         weighed: Weighed | None,
     ) -> Decision:
-        rows, drafted = len(load.rows), int(lens.sum())
-        in_pass = load.plain_tokens + drafted
-        expected_ms = table_ms = 0.0
-        if self._times is not None and draft_len in self._times.table.curves:
-            share = _share(drafted, draft_len, rows)
-            table_ms = self._times.table.step_ms(draft_len, max(in_pass, 1), load.kv_tokens, share)
-            expected_ms = table_ms * self.correction.factor(in_pass, drafted=draft_len > 0)
+        row_lens = tuple(plan.lens.tolist())
         return Decision(
             draft_len=draft_len,
             reason=reason,
-            row_lens=tuple(lens.tolist()),
-            row_reasons=_row_reasons(lens, limits, draft_len, reason),
-            tokens_in_pass=in_pass,
-            expected_tokens=weighed.expected_tokens(lens) if weighed else float(rows),
-            expected_ms=expected_ms,
-            table_ms=table_ms,
+            row_lens=row_lens,
+            row_reasons=_row_reasons(row_lens, limits, draft_len, reason),
+            tokens_in_pass=load.plain_tokens + sum(row_lens),
+            expected_tokens=plan.tokens,
+            expected_ms=plan.step_ms,
             candidates=weighed.candidates if weighed else (),
         )
 
@@ -248,13 +248,16 @@ def _share(drafted: int, draft_len: int, rows: int) -> float:
 
 
 def _row_reasons(
-    lens: npt.NDArray[np.int64], limits: RowLimits, draft_len: int, reason: GateReason
+    lens: tuple[int, ...], limits: RowLimits, draft_len: int, reason: GateReason
 ) -> tuple[GateReason, ...]:
-    if reason is GateReason.PROBE:
+    if reason is GateReason.PROBE or min(lens, default=draft_len) == draft_len:
         return (reason,) * len(lens)
-    return tuple(
-        limit if most < draft_len else reason if drafted == draft_len else GateReason.LOW_ACCEPTANCE
-        for limit, most, drafted in zip(
-            limits.reasons, limits.lens.tolist(), lens.tolist(), strict=True
-        )
-    )
+    reasons = []
+    for place, (drafted, most) in enumerate(zip(lens, limits.lens.tolist(), strict=True)):
+        if drafted == draft_len:
+            reasons.append(reason)
+        elif drafted == most:
+            reasons.append(limits.reason(place))
+        else:
+            reasons.append(GateReason.LOW_ACCEPTANCE)
+    return tuple(reasons)

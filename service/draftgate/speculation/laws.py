@@ -60,7 +60,9 @@ class AutoLaw:
 
     def observe(self, drafts: Drafts, load: Load, measured_ms: float) -> None:
         assert self._decision is not None
-        self.gate.observe(self._decision, drafts.outcomes(), load, measured_ms)
+        # As in the engine, where a prompt's tokens cost more or less than drafts.
+        usual_ms = None if load.prefill_tokens else measured_ms
+        self.gate.observe(self._decision, drafts.outcomes(), load, usual_ms)
 
     def forget(self, row_id: int) -> None:
         self.gate.forget(row_id)
@@ -118,6 +120,8 @@ class EmaLaw(_Uniform):
     _EVERY = 5
     _RISE, _DROP = -0.5, -0.75
     """To what is added: the present draft length, and the one below."""
+    _STOP = 0.5
+    """Accepted drafts below which nothing is drafted any more, where that is the one below."""
 
     def __init__(self, draft_lens: Sequence[int]) -> None:
         """draft_lens: what a slot may have, of its list."""
@@ -140,10 +144,10 @@ class EmaLaw(_Uniform):
             slot.mean += self._LEARNT * (accepted - slot.mean)
         if slot.steps < self._WARM_UP or slot.steps % self._EVERY:
             return
-        above, below = slot.place + 1 < len(slot.lens), slot.place > 0
+        above, shorter = slot.place + 1 < len(slot.lens), slot.lens[max(slot.place - 1, 0)]
         if slot.draft_len == 0:
             slot.place += above  # from 0 it always tries again
-        elif below and slot.mean <= slot.lens[slot.place - 1] + self._DROP:
+        elif slot.place and slot.mean <= (shorter + self._DROP if shorter else self._STOP):
             slot.place -= 1
         elif above and slot.mean > slot.draft_len + self._RISE:
             slot.place += 1

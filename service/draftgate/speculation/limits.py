@@ -15,20 +15,32 @@ __all__ = ["RowLimits"]
 
 @dataclass(frozen=True)
 class RowLimits:
-    """How many tokens each row may draft at most, and what says so."""
+    """How many tokens each row may draft at most."""
 
+    load: Load
     row_ids: list[int]
     lens: npt.NDArray[np.int64]
     """[rows]"""
-    reasons: list[GateReason]
-    """Of a row that may draft less than the others."""
+    shortest: int
+    """The least of them."""
 
     @classmethod
     def of(cls, load: Load, highest: int) -> RowLimits:
         """highest: what any row may draft."""
-        lens, reasons = [], []
-        for row in load.rows:
-            cap = highest if row.cap is None or row.cap > highest else row.cap
-            lens.append(max(min(cap, row.left), 0))
-            reasons.append(GateReason.BUDGET if row.left < cap else GateReason.REQUEST_CAP)
-        return cls([row.row_id for row in load.rows], np.array(lens, dtype=np.int64), reasons)
+        rows = load.rows
+        lens = [
+            min(row.left, highest) if row.cap is None else min(row.left, highest, row.cap)
+            for row in rows
+        ]
+        shortest = min(lens, default=0)
+        if shortest < 0:
+            lens = [max(each, 0) for each in lens]
+            shortest = 0
+        return cls(load, [row.row_id for row in rows], np.array(lens, dtype=np.int64), shortest)
+
+    def reason(self, place: int) -> GateReason:
+        """What keeps the row below the others."""
+        row = self.load.rows[place]
+        if row.cap is not None and row.cap <= row.left:
+            return GateReason.REQUEST_CAP
+        return GateReason.BUDGET

@@ -11,11 +11,13 @@ __all__ = ["LoadMeans", "Mix", "PrefillMeans"]
 
 _Floats = npt.NDArray[np.float64]
 
-_SIZES = 24
-"""Classes of prompt chunks, an octave each."""
+_ALL = np.ones(1)
+
+_BEGUN = 32
+"""Before the first step, so many without prompt tokens are taken to have been."""
 
 _RARE = 0.005
-"""A class of chunks that makes up less than this share of the steps is left out."""
+"""An octave of chunks that makes up less than this share of the steps is left out."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Mix:
     Not their mean: the time of a pass has cliffs, and a mean lies where no pass does.
     """
 
-    tokens: npt.NDArray[np.int64]
+    tokens: list[int]
     shares: _Floats
 
 
@@ -33,24 +35,30 @@ class PrefillMeans:
     """How many prompt tokens run beside the rows."""
 
     def __init__(self, mean_steps: int) -> None:
-        self._learnt = 1.0 / mean_steps
-        self._shares = [1.0] + [0.0] * (_SIZES - 1)
-        self._tokens = [0.0] * _SIZES
+        self._mean_steps = mean_steps
+        self._steps = _BEGUN
+        self._classes = {0: (1.0, 0.0)}
+        """Share of the steps and mean tokens, by their octave."""
 
     def observe(self, prefill_tokens: int) -> None:
         """A step is going to run with so many."""
-        size = min(prefill_tokens.bit_length(), _SIZES - 1)
-        self._shares = [share * (1.0 - self._learnt) for share in self._shares]
-        self._shares[size] += self._learnt
-        known = 1.0 - self._learnt / self._shares[size]
-        self._tokens[size] += (1.0 - known) * (prefill_tokens - self._tokens[size])
+        self._steps = min(self._steps + 1, self._mean_steps)
+        learnt = 1.0 / self._steps
+        octave = prefill_tokens.bit_length()
+        for each, (share, tokens) in self._classes.items():
+            self._classes[each] = (share * (1.0 - learnt), tokens)
+        share, tokens = self._classes.get(octave, (0.0, 0.0))
+        share += learnt
+        self._classes[octave] = (share, tokens + learnt / share * (prefill_tokens - tokens))
 
     def mix(self) -> Mix:
         """What has been usual."""
-        kept = [size for size, share in enumerate(self._shares) if share > _RARE]
-        shares = np.array([self._shares[size] for size in kept])
-        tokens = np.array([round(self._tokens[size]) for size in kept], dtype=np.int64)
-        return Mix(tokens, shares / shares.sum())
+        if len(self._classes) == 1:
+            [(_, tokens)] = self._classes.values()
+            return Mix([round(tokens)], _ALL)
+        kept = [each for each in self._classes.values() if each[0] > _RARE]
+        shares = np.array([share for share, _ in kept])
+        return Mix([round(tokens) for _, tokens in kept], shares / shares.sum())
 
 
 class LoadMeans:
@@ -63,31 +71,27 @@ class LoadMeans:
         self._mean_steps = mean_steps
         self._steps = 0
         self._rows = 0.0
-        self._means: _Floats = np.zeros(0)
+        self._means: _Floats = np.zeros((2, 0))
+
+    def begins(self, rows: int) -> bool:
+        """Whether a step with so many rows is the first of a new load."""
+        # Rows that come and go by chance vary by about the root of their number.
+        return self._steps == 0 or abs(rows - self._rows) > 1 + 2 * self._rows**0.5
 
     def rates(self, count: int) -> _Floats:
         """What so many draft lengths bring, tokens a millisecond; 0 before anything is known."""
-        if self._means.shape != (2, count):
+        if self._means.shape[1] != count:
             return np.zeros(count)
         rates: _Floats = self._means[0] / self._means[1]
         return rates
 
     def observe(self, rows: int, values: _Floats) -> _Floats:
-        """One more step with so many rows. Returns the means with it."""
-        # Rows that come and go by chance vary by about the root of their number.
-        changed = abs(rows - self._rows) > 1 + 2 * self._rows**0.5
-        if changed or values.shape != self._means.shape:
-            self._steps = 0
+        """One more step. values: [tokens and milliseconds, draft lengths]. Returns their means."""
+        if self.begins(rows) or values.shape != self._means.shape:
+            self._steps, self._rows, self._means = 1, float(rows), values
+            return values
         self._steps += 1
         learnt = max(1.0 / self._steps, 1.0 / self._mean_steps)
-        if self._steps == 1:
-            self._rows, self._means = float(rows), values
-        else:
-            self._rows += learnt * (rows - self._rows)
-            self._means = self._means + learnt * (values - self._means)
+        self._rows += learnt * (rows - self._rows)
+        self._means = self._means + learnt * (values - self._means)
         return self._means
-
-    @property
-    def fresh(self) -> bool:
-        """Whether the last step was the first of a new load."""
-        return self._steps == 1

@@ -32,19 +32,21 @@ class PassTimes:
         self._full = _Line([_full(table, draft_len) for draft_len in table.draft_lens])
         self._lacking = _Line([_lacking(table, draft_len) for draft_len in table.draft_lens])
 
-    def ms(
-        self, draft_lens: Sequence[int], tokens: _Ints, kv_tokens: int, share: _Floats | None
-    ) -> _Floats:
-        """[draft lengths, any]: of passes with so many tokens, at least 1.
+    def places(self, draft_lens: Sequence[int]) -> _Ints:
+        """What `ms` knows these draft lengths by."""
+        return np.array([self._place[k] for k in draft_lens])
 
-        share: as of `CostTable.step_ms`, of a shape that fits; None: all rows draft all.
+    def ms(self, places: _Ints, tokens: _Ints, kv_tokens: int, share: _Floats | None) -> _Floats:
+        """Of passes with so many tokens, at least 1.
+
+        places: of their draft lengths, in a shape that fits `tokens`. share: as of
+        `CostTable.step_ms`, in one that fits too; None: all rows draft all.
         """
-        places = np.array([self._place[k] for k in draft_lens])
-        places = places.reshape(-1, *[1] * (tokens.ndim - 1))
         times_ms = self._full.at(places, tokens)
         if share is not None:
             times_ms += (1.0 - share) * self._lacking.at(places, tokens)
-        times_ms += kv_tokens * self._kv_ms[places]
+        if kv_tokens:
+            times_ms += kv_tokens * self._kv_ms[places]
         times_ms *= self.correction.factors(tokens, places > 0)
         return times_ms
 

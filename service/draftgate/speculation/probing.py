@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ _NEWS = 1.01
 """What drafts promise has to have risen by this factor since the last probe for more to be spent on
 finding out."""
 
+_PATIENCE_STEPS = 64
+"""So long a probe waits for a step without prompt tokens, whose time tells more."""
+
 
 class Prober:
     """Spaces probes out, and lets rows take turns."""
@@ -22,6 +26,7 @@ class Prober:
     def __init__(self, settings: GateSettings) -> None:
         self._settings = settings
         self._since = 0
+        self._prompted = 0
         self._spacing = settings.probe_every_steps
         self._promise = math.inf
         self._first = 0
@@ -32,31 +37,33 @@ class Prober:
         self._spacing = self._settings.probe_every_steps
         self._promise = math.inf
 
-    def count(self, able: int) -> int:
-        """How many rows draft in a probe, of so many that may."""
-        return max(1, round(self._settings.probe_share * able))
+    def rows(
+        self,
+        able: npt.NDArray[np.int64],
+        prefill_tokens: int,
+        promise: float,
+        loss: Callable[[int], float],
+    ) -> npt.NDArray[np.int64]:
+        """The rows that draft one token each in this step, in which else none would.
 
-    def due(self, promise: float, loss: float) -> bool:
-        """Whether to probe in this step, in which else nothing would be drafted.
-
-        promise: tokens a second of the best draft length over those without drafts; loss: what the
-        probe adds to the step's time, over that time.
+        able: those that may. promise: tokens a second of the best draft length over those without
+        drafts. loss: what so many drafted tokens add to the step's time, over that time.
         """
+        settings = self._settings
         self._since += 1
-        affordable = math.ceil(max(loss, 0.0) / self._settings.probe_loss)
-        if self._since < max(self._spacing, affordable):
-            return False
+        self._prompted = self._prompted + 1 if prefill_tokens else 0
+        if self._since < self._spacing or 0 < self._prompted < _PATIENCE_STEPS:
+            return able[:0]
+        count = min(max(1, round(settings.probe_share * len(able))), len(able))
+        while count and loss(count) > settings.probe_loss * self._since:
+            count //= 2
+        if not count:
+            return able[:0]
         self._since = 0
         rarer = 1 if promise > _NEWS * self._promise else 2 * self._spacing
-        self._spacing = min(
-            max(rarer, self._settings.probe_every_steps), self._settings.probe_rarest_steps
-        )
+        rarer = max(rarer, settings.probe_every_steps)
+        self._spacing = min(rarer, settings.probe_rarest_steps)
         self._promise = promise
-        return True
-
-    def rows(self, able: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Whose turn it is, of the rows that may draft."""
-        count = self.count(len(able))
         turn = (self._first + np.arange(count)) % len(able)
         self._first += count
         return able[turn]

@@ -17,12 +17,14 @@ class GateSettings:
     """... and the present one have lasted so many steps ..."""
     gain_steps: int = 32
     """After so many steps it may be less: half of it after twice as many, and so on."""
+    least_gain: float = 0.01
+    """But never less than this."""
     urgent_share: float = 0.85
     """... unless it promises less than this share of a shorter one: that is taken at once."""
     mean_steps: int = 16
     """What draft lengths promise is averaged over about so many steps: rows come and go, and near
     their ends draft less."""
-    prefill_mean_steps: int = 64
+    prefill_mean_steps: int = 256
     """The same for prompt tokens beside the rows, which come in chunks."""
     by_row: bool = False
     """Whether drafts go to the rows where they are likeliest to stand, and no further than they

@@ -1,9 +1,10 @@
-"""What each draft length promises: expected tokens, and what a step takes by the corrected table."""
+"""What each draft length promises: expected tokens, and the time of a step by the corrected table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +13,11 @@ from draftgate.speculation.acceptance import AcceptanceEstimator
 from draftgate.speculation.allocation import Allotment, Slots
 from draftgate.speculation.limits import RowLimits
 from draftgate.speculation.load import Load
-from draftgate.speculation.means import LoadMeans, PrefillMeans
+from draftgate.speculation.means import LoadMeans, Mix, PrefillMeans
 from draftgate.speculation.pass_times import PassTimes
 from draftgate.speculation.settings import GateSettings
 
-__all__ = ["Candidate", "Weighed", "Weigher"]
+__all__ = ["Candidate", "Plan", "Weighed", "Weigher"]
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
@@ -24,20 +25,28 @@ _Ints = npt.NDArray[np.int64]
 _PLACES = np.arange(1, 257)
 """Places of a draft."""
 
+_ALLOT_EVERY = 16
+"""After so many steps it is found out anew what each draft length gains by allotting drafts."""
 
-@dataclass(frozen=True)
-class Candidate:
+_ROUNDS = 2
+"""How often the rate that budgets are found by is put right by what they bring."""
+
+_WORTH = 1.002
+"""Where that is less, all rows draft alike: the time to decide is worth more."""
+
+
+class Candidate(NamedTuple):
     """A draft length and what it promises."""
 
     draft_len: int
     tokens: float
-    """Expected from all rows together, in the step that is about to run."""
+    """Expected from all rows together, in the step that is about to run, if they draft alike."""
     step_ms: float
     """Expected of that step."""
     mean_tokens: float
-    """The same over the last steps, had they all had this draft length ..."""
+    """The same over the last steps, had they all had this draft length, with drafts allotted ..."""
     mean_ms: float
-    """... with prompt chunks as often as they come."""
+    """... and prompt chunks as often as they come."""
 
     @property
     def tokens_per_ms(self) -> float:
@@ -55,21 +64,17 @@ class Weighed:
     """Whether there are so many more or fewer rows that what was before no longer counts."""
     survival: _Floats
     """[rows, places]: how likely each row's drafts are to stand."""
-    most: _Ints
-    """[rows]: how far each may draft."""
-    allotment: Allotment | None
-    """None: all rows draft alike."""
 
-    def lens(self, draft_len: int) -> _Ints:
-        """[rows]: what each row drafts with this draft length."""
-        if self.allotment is None:
-            return np.minimum(self.most, draft_len)
-        return self.allotment.lens(draft_len, 0, len(self.most))
 
-    def expected_tokens(self, lens: _Ints) -> float:
-        """Emitted by a step in which the rows draft so many tokens."""
-        drafted = _PLACES[: self.survival.shape[1]] <= lens[:, None]
-        return len(lens) + float((self.survival * drafted).sum())
+class Plan(NamedTuple):
+    """What to draft in a step."""
+
+    lens: _Ints
+    """[rows]"""
+    tokens: float
+    """Expected of the step."""
+    step_ms: float
+    """Expected; 0 where no costs are known."""
 
 
 class Weigher:
@@ -85,9 +90,15 @@ class Weigher:
         self._times = times
         self._acceptance = acceptance
         self._lens = [k for k in draft_lens if k in times.table.curves]
+        self._lengths = np.array(self._lens)
+        self._places = times.places(self._lens)[:, None]
         self._by_row = settings.by_row
         self._prefill = PrefillMeans(settings.prefill_mean_steps)
         self._means = LoadMeans(settings.mean_steps)
+        self._gains: _Floats = np.ones((2, 0))
+        """Tokens and milliseconds with drafts allotted over those without, by draft length."""
+        self._allotted = 0
+        """Steps since."""
 
     def weigh(self, load: Load, limits: RowLimits, highest: int) -> Weighed:
         """load: with rows. highest: the longest that may be chosen."""
@@ -95,38 +106,77 @@ class Weigher:
         lens = [k for k in self._lens if k <= highest]
         self._prefill.observe(load.prefill_tokens)
         mix = self._prefill.mix()
-        chunks = np.array([load.prefill_tokens, *mix.tokens], dtype=np.int64)
         survival = self._acceptance.survival(limits.row_ids)
-        allotment = None
+        tokens, times_ms = self._alike(load, limits, lens, mix, survival)
+        values = np.empty((2, len(lens)))
+        values[0] = tokens
+        np.matmul(times_ms[:, 1:], mix.shares, out=values[1])
+        changed = self._means.begins(rows)
         if self._by_row:
-            slots = Slots.of(survival, limits.lens)
-            rates = self._means.rates(len(lens))
-            allotment = Allotment.best(slots, self._times, load, lens, chunks, rates)
-            tokens, times_ms = allotment.tokens, allotment.times_ms
+            self._allotted += 1
+            if changed or self._allotted >= _ALLOT_EVERY or self._gains.shape != values.shape:
+                self._allot(load, limits, lens, mix, survival, values)
+            values *= self._gains
+        means = self._means.observe(rows, values).tolist()
+        found = zip(lens, tokens.tolist(), times_ms[:, 0].tolist(), *means, strict=True)
+        candidates = tuple([Candidate(*each) for each in found])
+        return Weighed(candidates, changed, survival)
+
+    def plan(
+        self, load: Load, limits: RowLimits, weighed: Weighed, chosen: Candidate
+    ) -> Plan:
+        """What to draft with this draft length."""
+        draft_len = chosen.draft_len
+        if not (self._by_row and draft_len and self._worth(self._lens.index(draft_len))):
+            return Plan(np.minimum(limits.lens, draft_len), chosen.tokens, chosen.step_ms)
+        slots = Slots.of(weighed.survival[:, :draft_len], limits.lens)
+        return Plan(*slots.grant(self._times, load, draft_len, chosen.tokens_per_ms))
+
+    def _alike(
+        self, load: Load, limits: RowLimits, lens: Sequence[int], mix: Mix, survival: _Floats
+    ) -> tuple[_Floats, _Floats]:
+        """If all rows draft alike: expected tokens [draft lengths], and milliseconds of the step
+        that is about to run and of each kind in the mix."""
+        rows, longest, lengths = len(load.rows), lens[-1], self._lengths[: len(lens)]
+        share = None
+        if limits.shortest >= longest:
+            drafted = rows * lengths
         else:
             able = limits.lens[:, None] >= _PLACES[: survival.shape[1]]
-            drafted = _running(able)[lens].astype(np.int64)
-            share = drafted / np.maximum(rows * np.array(lens), 1)
-            in_pass = (rows + drafted)[:, None] + chunks
-            times_ms = self._times.ms(lens, in_pass, load.kv_tokens, share[:, None])
-            tokens = np.empty_like(times_ms)
-            tokens[:] = (rows + _running(survival * able)[lens])[:, None]
-        means = self._means.observe(
-            rows, np.stack([tokens[:, 1:] @ mix.shares, times_ms[:, 1:] @ mix.shares])
-        )
-        found = zip(
-            lens,
-            tokens[:, 0].tolist(),
-            times_ms[:, 0].tolist(),
-            *means.tolist(),
-            strict=True,
-        )
-        candidates = tuple([Candidate(*each) for each in found])
-        return Weighed(candidates, self._means.fresh, survival, limits.lens, allotment)
+            drafted = _running(able)[lengths].astype(np.int64)
+            survival = survival * able
+            share = (drafted / np.maximum(rows * lengths, 1))[:, None]
+        tokens = rows + _running(survival)[lengths]
+        in_pass = drafted[:, None] + [load.plain_tokens, *(rows + chunk for chunk in mix.tokens)]
+        places = self._places[: len(lens)]
+        return tokens, self._times.ms(places, in_pass, load.kv_tokens, share)
+
+    def _allot(
+        self,
+        load: Load,
+        limits: RowLimits,
+        lens: Sequence[int],
+        mix: Mix,
+        survival: _Floats,
+        alike: _Floats,
+    ) -> None:
+        """Find out what allotting drafts gains. alike: tokens and milliseconds without."""
+        self._allotted = 0
+        slots, chunks = Slots.of(survival, limits.lens), np.array(mix.tokens)
+        rates = alike[0] / alike[1]
+        for _ in range(_ROUNDS):
+            best = Allotment.best(slots, self._times, load, lens, chunks, rates)
+            values = np.stack([best.tokens @ mix.shares, best.times_ms @ mix.shares])
+            rates = values[0] / values[1]
+        self._gains = values / alike
+
+    def _worth(self, place: int) -> bool:
+        """Whether this draft length gains by allotting drafts."""
+        return bool(self._gains[0, place] > _WORTH * self._gains[1, place])
 
 
 def _running(values: npt.NDArray[np.generic]) -> _Floats:
     """[places + 1]: sums over all rows of the first so many places, of [rows, places]."""
     found = np.zeros(values.shape[1] + 1)
-    np.cumsum(values.sum(axis=0), out=found[1:])
+    values.sum(axis=0).cumsum(out=found[1:])
     return found

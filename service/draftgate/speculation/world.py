@@ -80,7 +80,10 @@ class Requests:
 
     def halved(self) -> Requests:
         """The same with every first draft accepted half as often, and so with half of every S_j."""
-        kinds = [replace(kind, rates=[kind.rates[0] / 2, *kind.rates[1:]]) for kind in self.kinds]
+        kinds = [
+            replace(kind, rates=[kind.rates[0] / 2, *(kind.rates[1:] or kind.rates)])
+            for kind in self.kinds
+        ]
         return replace(self, kinds=kinds)
 
 
