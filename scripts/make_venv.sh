@@ -40,5 +40,5 @@ fi
 # From here until the caller stamps it again, the environment counts as half made.
 rm -f "$venv/.ready"
 
-"$venv/bin/python" -m pip install --quiet -c constraints.txt -e '.[engine,prepare,dev]'
+"$venv/bin/python" -m pip install --quiet -c constraints.txt -e '.[engine,prepare,plot,dev]'
 "$venv/bin/python" -m pip install --quiet --no-deps --require-hashes -r requirements-wheels.txt

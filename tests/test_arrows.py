@@ -35,6 +35,7 @@ ALLOWED = {
 LIBRARIES = {
     "grpc": {"cli", "gateway", "upstream"},
     "grpc_health": {"cli", "gateway", "upstream"},
+    "matplotlib": {"cli"},
     "opentelemetry": {"telemetry"},
     "torch": {"engine", "checkpoint", "cli"},
     "transformers": {"checkpoint"},

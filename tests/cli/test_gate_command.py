@@ -60,12 +60,30 @@ async def test_compile_writes_another_engines_configuration(files: tuple[Path, P
     assert "# Expected tokens/s over no speculation, by batch size:" in done.out
 
 
+async def test_compile_takes_kinds_of_requests_and_a_shipped_table(
+    files: tuple[Path, Path],
+) -> None:
+    _, acceptance = files
+    kinds = [{"share": 1, "rates": [0.9, 0.8, 0.8]}, {"share": 1, "rates": [0.4, 0.3, 0.3]}]
+    acceptance.write_text(json.dumps({"kinds": kinds}))
+    done = await run_in_pipe(
+        [
+            *("gate", "compile", "--costs", "llama-3.1-8b-h100", "--acceptance", str(acceptance)),
+            *("--target", "vllm", "--max-batch-size", "256"),
+        ]
+    )
+    assert done.code == 0, done.err
+    config = yaml.safe_load(done.out)["speculative_config"]
+    rows = config["num_speculative_tokens_per_batch_size"]
+    assert (rows[0][2], rows[-1]) == (3, [rows[-1][0], 256, 0])
+
+
 @pytest.mark.parametrize(
     ("survival", "message"),
     [
-        ("high", "survival: got 'high', allowed: a list of numbers"),
+        ("high", "survival: got 'high', allowed: a list, not empty"),
         ([0.5, 0.6], "survival: got 0.6, allowed: falling numbers from 1 to 0"),
-        ([1.5], "survival: got 1.5"),
+        ([1.5], "survival[0]: got 1.5, allowed: 0 to 1"),
         ([], "survival: got []"),
     ],
 )

@@ -28,6 +28,8 @@ _SOURCES = 8
 
 _ALL_SOURCES = np.arange(_SOURCES)[:, None]
 
+_PLACES = np.arange(257)
+
 _POOL_HALF_LIFE_ROWS = 1000
 """After so many observed rows what is known of all of them counts half ..."""
 
@@ -72,14 +74,14 @@ class AcceptanceEstimator:
     def __init__(self, max_draft_len: int) -> None:
         self.max_draft_len = max_draft_len
         shape = (_SOURCES, max_draft_len)
-        self._reached: _Floats = np.zeros(shape)
-        self._accepted: _Floats = np.zeros(shape)
+        self._pooled: _Floats = np.zeros((2, *shape))
+        """Steps that reached a place, and steps that accepted it: [2, sources, places]."""
         self._used: _Floats = np.zeros(_SOURCES)
         self._rows: dict[int, int] = {}
         """The place of each row below; place 0 is of rows that nothing is known of."""
         self._free: list[int] = []
-        self._row_reached: _Floats = np.zeros((1, *shape))
-        self._row_accepted: _Floats = np.zeros((1, *shape))
+        self._counts: _Floats = np.zeros((1, 2, *shape))
+        """The same of each row."""
         self._row_used: _Floats = np.zeros((1, _SOURCES))
         self._rates: _Floats = np.full(shape, _PRIOR_RATE)
         self._known = np.zeros(0, dtype=np.int64)
@@ -99,26 +101,23 @@ class AcceptanceEstimator:
         rows = np.array([self._place(o.row_id) for o in counted])
         sources = np.array([o.source for o in counted])
         used = np.array([not o.shadow for o in counted], dtype=np.float64)
-        reached, accepted = self._counts(counted)
+        fresh = self._fresh(counted)
         weight = min(1.0, _POOL_ROWS / len(counted))
-        by_source = (sources == _ALL_SOURCES).astype(np.float64)  # [sources, counted]
-        fade = _fade(weight * by_source.sum(axis=1))
-        self._compare(rows, sources, reached, accepted, weight)
+        past = self._counts[rows, :, sources]
+        self._compare(past, fresh, self._rates[sources], weight)
         # What says nothing about a source leaves what is known of it as it is.
-        self._row_reached[rows, sources] *= _ROW_FADE
-        self._row_reached[rows, sources] += reached
-        self._row_accepted[rows, sources] *= _ROW_FADE
-        self._row_accepted[rows, sources] += accepted
+        self._counts[rows, :, sources] = past * _ROW_FADE + fresh
         self._row_used[rows[used > 0]] *= _ROW_FADE
         self._row_used[rows, sources] += used
+        by_source = (sources == _ALL_SOURCES).astype(np.float64)  # [sources, counted]
+        summed = (by_source @ fresh.transpose(1, 0, 2)) * weight
         # Nor does what says nothing about a place.
-        fresh = by_source @ reached
-        fade = np.where(fresh > 0, fade[:, None], 1.0)
-        self._reached = self._reached * fade + weight * fresh
-        self._accepted = self._accepted * fade + weight * (by_source @ accepted)
+        fade = _fade(weight * by_source.sum(axis=1))[:, None]
+        self._pooled *= np.where(summed[0] > 0, fade, 1.0)
+        self._pooled += summed
         self._used *= _fade(np.array(weight * used.sum()))
         self._used += weight * (by_source @ used)
-        self._known = np.flatnonzero(self._reached[:, 0])
+        self._known = np.flatnonzero(self._pooled[0, :, 0])
         for source in self._known.tolist():
             self._pool(source)
         self._foresee()
@@ -127,8 +126,7 @@ class AcceptanceEstimator:
         """The row has left."""
         place = self._rows.pop(row_id, None)
         if place is not None:
-            self._row_reached[place] = 0.0
-            self._row_accepted[place] = 0.0
+            self._counts[place] = 0.0
             self._row_used[place] = 0.0
             self._free.append(place)
 
@@ -169,32 +167,23 @@ class AcceptanceEstimator:
 
     def _alone(self, source: int) -> _Floats:
         """The same if all drafts were of one source."""
-        rates = self._row_accepted[:, source] + self._row_prior_count * self._rates[source]
-        rates /= self._row_reached[:, source] + self._row_prior_count
+        rates = self._counts[:, 1, source] + self._row_prior_count * self._rates[source]
+        rates /= self._counts[:, 0, source] + self._row_prior_count
         return np.minimum(rates, _MOST).cumprod(axis=1)
 
-    def _compare(
-        self,
-        rows: npt.NDArray[np.int64],
-        sources: npt.NDArray[np.int64],
-        reached: _Floats,
-        accepted: _Floats,
-        weight: float,
-    ) -> None:
+    def _compare(self, past: _Floats, fresh: _Floats, pooled: _Floats, weight: float) -> None:
         """See how much a row's past says about its new outcomes (empirical Bayes).
 
         With rates q of the rows around p, a row that had a of n accepted has a new outcome x with
         E[(x - p) (a - n p)] = n Var(q). Where that is Var(q) = p (1 - p) / (c + 1), a row's own
         rate is best estimated as (a + c p) / (n + c).
         """
-        pooled = self._rates[sources]
-        past = self._row_reached[rows, sources]
-        beyond = self._row_accepted[rows, sources] - past * pooled
-        shared = ((accepted - reached * pooled) * beyond).sum()
-        varied = (reached * past * pooled * (1 - pooled)).sum()
-        fade = float(_fade(np.array(weight * len(rows)))) ** _SPREAD_FADE
-        self._shared = fade * self._shared + weight * float(shared)
-        self._varied = fade * self._varied + weight * float(varied)
+        beyond = past[:, 1] - past[:, 0] * pooled
+        shared = float(((fresh[:, 1] - fresh[:, 0] * pooled) * beyond).sum())
+        varied = float((fresh[:, 0] * past[:, 0] * (pooled - pooled * pooled)).sum())
+        fade = float(_fade(np.array(weight * len(fresh)))) ** _SPREAD_FADE
+        self._shared = fade * self._shared + weight * shared
+        self._varied = fade * self._varied + weight * varied
         begun = _SPREAD_WEIGHT / (_ROW_PRIOR_COUNT + 1)
         ratio = (self._shared + begun) / (self._varied + _SPREAD_WEIGHT)
         least, most = _ROW_PRIOR_COUNTS
@@ -202,25 +191,30 @@ class AcceptanceEstimator:
 
     def _pool(self, source: int) -> None:
         """Find the rates of a source anew."""
-        before = _PRIOR_RATE
-        for place in range(self.max_draft_len):
-            accepted = float(self._accepted[source, place]) + _PRIOR_COUNT * before
-            before = min(accepted / (float(self._reached[source, place]) + _PRIOR_COUNT), _MOST)
-            self._rates[source, place] = before
+        before, rates = _PRIOR_RATE, []
+        for reached, accepted in self._pooled[:, source].T.tolist():
+            before = min((accepted + _PRIOR_COUNT * before) / (reached + _PRIOR_COUNT), _MOST)
+            rates.append(before)
+        self._rates[source] = rates
 
-    def _counts(self, outcomes: Sequence[Outcome]) -> tuple[_Floats, _Floats]:
-        """[rows, max_draft_len] each: whether the token before stood, and whether it did; 0 where
-        that says nothing."""
-        stood = np.zeros((len(outcomes), self.max_draft_len + 1))
-        stood[:, 0] = 1.0  # what is drafted first follows what is settled
-        told = np.zeros((len(outcomes), self.max_draft_len))
+    def _fresh(self, outcomes: Sequence[Outcome]) -> _Floats:
+        """[outcomes, 2, places]: whether the token before stood, and whether it did; 0 where that
+        says nothing."""
+        longest = self.max_draft_len
+        valid = np.array([o.drafted if o.valid is None else o.valid for o in outcomes])
+        depth = np.array([len(o.accepted) for o in outcomes])
+        stood = _PLACES[: longest + 1] <= depth[:, None]
         for row, outcome in enumerate(outcomes):
-            valid = outcome.drafted if outcome.valid is None else outcome.valid
-            told[row, :valid] = 1.0
-            for place in outcome.accepted:
-                if place < self.max_draft_len:
-                    stood[row, place + 1] = 1.0
-        return stood[:, :-1] * told, stood[:, 1:] * told
+            accepted = outcome.accepted
+            if accepted and accepted[-1] != len(accepted) - 1:
+                # A branch of a tree, which leaves places out.
+                stood[row, 1:] = False
+                stood[row, [place + 1 for place in accepted if place < longest]] = True
+        found = np.empty((len(outcomes), 2, longest))
+        told = _PLACES[:longest] < valid[:, None]
+        np.logical_and(stood[:, :-1], told, out=found[:, 0])
+        np.logical_and(stood[:, 1:], told, out=found[:, 1])
+        return found
 
     def _place(self, row_id: int) -> int:
         place = self._rows.get(row_id)
@@ -229,8 +223,7 @@ class AcceptanceEstimator:
         if not self._free:
             first = len(self._row_used)
             more = max(first, 32)
-            self._row_reached = _extended(self._row_reached, more)
-            self._row_accepted = _extended(self._row_accepted, more)
+            self._counts = _extended(self._counts, more)
             self._row_used = _extended(self._row_used, more)
             self._free = list(range(first + more - 1, first - 1, -1))
         place = self._rows[row_id] = self._free.pop()

@@ -116,6 +116,6 @@ def _reason(best: Candidate, candidates: Sequence[Candidate]) -> GateReason:
     plain = candidates[0]
     for candidate in candidates[1:]:
         tokens = sum(_HIGH_ACCEPTANCE**place for place in range(candidate.draft_len + 1))
-        if tokens * plain.mean_ms > candidate.mean_ms:
+        if tokens * plain.step_ms > candidate.step_ms:
             return GateReason.LOW_ACCEPTANCE
     return GateReason.COMPUTE_BOUND

@@ -18,7 +18,7 @@ __all__ = ["Crowd", "Drafts", "Rows"]
 _Ints = npt.NDArray[np.int64]
 
 _TEXT = 4096
-"""Places of a text whose luck is drawn at once; it then comes again."""
+"""Places of a text whose luck is drawn at once; it then comes again. A power of two."""
 
 _REQUESTS = 64
 """Requests of a slot that are drawn at once; they then come again."""
@@ -117,6 +117,7 @@ class Crowd:
         shares = np.array([kind.share for kind in self._requests.kinds])
         size = (phase.rows, _REQUESTS)
         self._luck = random.random((phase.rows, _TEXT), dtype=np.float32)
+        self._first = np.arange(phase.rows)[:, None] * _TEXT
         self._kinds = random.choice(len(shares), size, p=shares / shares.sum())
         self._pauses_s = phase.pause_s * random.exponential(size=size)
         kept = min(phase.rows, len(self._ids))
@@ -133,7 +134,7 @@ class Crowd:
         self._request = np.zeros(phase.rows, dtype=np.int64)
         self._back_s = np.full(phase.rows, time_s)
         self._away = False
-        self._here = np.arange(phase.rows)
+        self._here: slice | _Ints = slice(None)
         return gone
 
     def wait(self, time_s: float) -> float:
@@ -141,7 +142,8 @@ class Crowd:
         if self._away:
             time_s = max(time_s, float(self._back_s.min()))
             here = self._back_s <= time_s
-            self._here, self._away = np.flatnonzero(here), not here.all()
+            self._away = not here.all()
+            self._here = np.flatnonzero(here) if self._away else slice(None)
         return time_s
 
     def accept(self, lens: _Ints) -> _Ints:
@@ -150,8 +152,8 @@ class Crowd:
         if not longest:
             return np.zeros_like(lens)
         here = self._here
-        columns = (self._position[here, None] + self._places[:longest]) % _TEXT
-        luck = self._luck[here[:, None], columns]
+        columns = (self._position[here, None] + self._places[:longest]) & (_TEXT - 1)
+        luck = self._luck.take(columns + self._first[here])
         stands = luck < self._rates[self._kind[here], :longest]
         return np.minimum(np.logical_and.accumulate(stands, axis=1).sum(axis=1), lens)
 
@@ -162,7 +164,7 @@ class Crowd:
         self._left[here] -= emitted
         self._context[here] += emitted
         self._position[here] += emitted
-        ended = here[self._left[here] <= 0]
+        ended = np.flatnonzero(self._left <= 0)
         if not len(ended):
             return []
         gone = self._ids[ended].tolist()

@@ -16,6 +16,9 @@ _NEWS = 1.01
 """What drafts promise has to have risen by this factor since the last probe for more to be spent on
 finding out."""
 
+_LEAST_LOSS = 1e-3
+"""Of a step's time, below which it makes no difference."""
+
 _PATIENCE_STEPS = 64
 """So long a probe waits for a step without prompt tokens, whose time tells more."""
 
@@ -54,9 +57,7 @@ class Prober:
         self._prompted = self._prompted + 1 if prefill_tokens else 0
         if self._since < self._spacing or 0 < self._prompted < _PATIENCE_STEPS:
             return able[:0]
-        count = min(max(1, round(settings.probe_share * len(able))), len(able))
-        while count and loss(count) > settings.probe_loss * self._since:
-            count //= 2
+        count = self._count(len(able), loss)
         if not count:
             return able[:0]
         self._since = 0
@@ -67,3 +68,15 @@ class Prober:
         turn = (self._first + np.arange(count)) % len(able)
         self._first += count
         return able[turn]
+
+    def _count(self, able: int, loss: Callable[[int], float]) -> int:
+        """How many rows to ask: those that tell the most for the time, all or fewer; 0 while that is
+        more than has been saved up."""
+        settings, best, most = self._settings, 0, 0.0
+        count, best_loss = able, 0.0
+        while count:
+            found = max(loss(count), _LEAST_LOSS)
+            if found <= settings.probe_loss * settings.probe_rarest_steps and count / found > most:
+                best, best_loss, most = count, found, count / found
+            count //= 2
+        return best if best_loss <= settings.probe_loss * self._since else 0

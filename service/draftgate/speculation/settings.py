@@ -26,7 +26,7 @@ class GateSettings:
     their ends draft less."""
     prefill_mean_steps: int = 256
     """The same for prompt tokens beside the rows, which come in chunks."""
-    by_row: bool = False
+    by_row: bool = True
     """Whether drafts go to the rows where they are likeliest to stand, and no further than they
     pay, instead of to all rows alike."""
     probe_loss: float = 0.003
@@ -36,5 +36,3 @@ class GateSettings:
     """No more often than this ..."""
     probe_rarest_steps: int = 256
     """... and where probes find nothing new, less and less often down to this."""
-    probe_share: float = 0.125
-    """Share of the rows that draft in a probe, at least one."""
