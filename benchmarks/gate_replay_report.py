@@ -147,9 +147,7 @@ def goals(report: Report) -> list[Goal]:
         name = f"{each.grid}, switches free: tokens / best other law"
         found.append(Goal(name, each.to_best_other, 0.98, _MOST))
     for grid in report.plan.grids:
-        more = [
-            max(each.with_chunks) - each.without for each in report.chunks if each.grid == grid
-        ]
+        more = [max(each.with_chunks) - each.without for each in report.chunks if each.grid == grid]
         found.append(Goal(f"{grid}: switches from prompt chunks alone", max(*more, 0), 0, 0))
     for some in report.come_and_go:
         steps = some.steps / max(some.switches, 1)

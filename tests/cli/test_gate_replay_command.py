@@ -111,9 +111,7 @@ async def test_costs_may_be_a_shipped_table(files: dict[str, Path]) -> None:
         ("table:nowhere.json", "cannot read nowhere.json: No such file"),
     ],
 )
-async def test_a_law_that_is_none_is_named(
-    files: dict[str, Path], law: str, message: str
-) -> None:
+async def test_a_law_that_is_none_is_named(files: dict[str, Path], law: str, message: str) -> None:
     done = await run(files, "--law", law)
     assert done.code == 1
     assert message in done.err

@@ -93,9 +93,7 @@ def test_goodput_believes_its_profile_whatever_steps_take() -> None:
 def test_goodput_leans_to_no_drafts() -> None:
     """By a tenth: what gains less is not drafted."""
     for draft_ms, drafts in ((5.6, False), (5.3, True)):
-        table = CostTable(
-            {0: CostCurve((1,), (10.0,)), 1: CostCurve((1,), (10.0 + draft_ms,))}
-        )
+        table = CostTable({0: CostCurve((1,), (10.0,)), 1: CostCurve((1,), (10.0 + draft_ms,))})
         law = GoodputLaw(table, (0, 1))
         choice = law.decide(load(1))  # it begins with a rate of 0.7
         assert (choice.draft_len > 0) == drafts

@@ -19,9 +19,7 @@ def tables(draw: st.DrawFn) -> CostTable:
     curves = {}
     for draft_len in (0, 1, 4):
         tokens = draw(POINTS)
-        times = draw(
-            st.lists(st.floats(0.5, 50), min_size=len(tokens), max_size=len(tokens))
-        )
+        times = draw(st.lists(st.floats(0.5, 50), min_size=len(tokens), max_size=len(tokens)))
         curves[draft_len] = CostCurve(tuple(tokens), tuple(times), draw(st.floats(0, 0.1)))
     return CostTable(curves)
 

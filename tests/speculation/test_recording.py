@@ -66,7 +66,10 @@ def test_acceptance_is_that_of_all_drafts_by_place(tmp_path: Path) -> None:
         (step(1, measured_ms=None), "line 3.measured_ms: got None, allowed: a number"),
         (step(1, outcomes=[[1, 2]]), r"line 3.outcomes\[0\]: got \[1, 2\]"),
         (step(1, outcomes=[[1, 2, 3]]), r"outcomes\[0\]: got \[1, 2, 3\]"),
-        (step(1, outcomes=["x"]), r"outcomes\[0\]: got 'x', allowed: \[source, drafted, accepted\]"),
+        (
+            step(1, outcomes=["x"]),
+            r"outcomes\[0\]: got 'x', allowed: \[source, drafted, accepted\]",
+        ),
         (step(1, outcomes=None), "outcomes: got None, allowed: a list"),
         ([1], r"line 3: got \[1\], allowed: an object"),
     ],

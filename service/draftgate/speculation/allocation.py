@@ -52,7 +52,6 @@ class Slots:
         places = order // count
         return cls(survival.T.ravel()[order], order - places * count, places + 1)
 
-
     def grant(
         self, times: PassTimes, load: Load, draft_len: int, tokens_per_ms: float
     ) -> tuple[_Ints, float, float]:

@@ -122,9 +122,7 @@ class Weigher:
         candidates = tuple([Candidate(*each) for each in found])
         return Weighed(candidates, changed, survival)
 
-    def plan(
-        self, load: Load, limits: RowLimits, weighed: Weighed, chosen: Candidate
-    ) -> Plan:
+    def plan(self, load: Load, limits: RowLimits, weighed: Weighed, chosen: Candidate) -> Plan:
         """What to draft with this draft length."""
         draft_len = chosen.draft_len
         if not (self._by_row and draft_len and self._worth(self._lens.index(draft_len))):
