@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from draftgate.cli import gate_server
+from draftgate.cli import gate_record, gate_server
 from draftgate.errors import invalid_argument
 from draftgate.jsonfile import read_object
 from draftgate.speculation import CostTable
@@ -23,6 +23,7 @@ gate_app = typer.Typer(
 gate_app.command(name="state")(gate_server.state)
 gate_app.command(name="watch")(gate_server.watch)
 gate_app.command(name="set")(gate_server.set_policy)
+gate_app.command(name="record")(gate_record.record)
 
 
 @gate_app.command()

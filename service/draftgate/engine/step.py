@@ -14,13 +14,14 @@ from draftgate.engine.drafters import Draft, Drafter, DraftQuery, Settled
 from draftgate.engine.kv_cache import KVCache
 from draftgate.engine.model import Pass, Target
 from draftgate.engine.request import Output, VerifyStep
-from draftgate.engine.sampler import most_likely
+from draftgate.engine.sampler import most_likely, top_logprobs
 from draftgate.engine.scheduler import ScheduledRow
 from draftgate.engine.sequence import Sequence
+from draftgate.engine.step_log import StepLog
 from draftgate.engine.tree import chain_parents, depths
 from draftgate.engine.verify import verify_equal, verify_rejection
 from draftgate.errors import DraftgateError
-from draftgate.speculation import Decision, Gate, Load, Outcome, RowLoad
+from draftgate.speculation import Decision, Gate, Load, Outcome, RowLoad, StepRecord
 
 __all__ = ["StepTotals", "Stepper"]
 
@@ -58,7 +59,18 @@ class Stepper:
         self._begun_s = 0.0
         self._decision: Decision | None = None
         self._granted: dict[int, tuple[int, GateReason]] = {}
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Count from now on, as if no step had run."""
         self.totals = StepTotals()
+        self.log = StepLog()
+        self._started_s = self._clock()
+
+    @property
+    def uptime_s(self) -> float:
+        """Since when it counts."""
+        return self._clock() - self._started_s
 
     def draft(self, running: ListOf[Sequence], prefill_tokens: int) -> dict[int, Draft]:
         """Drafts by row id for the rows that decode and that the gate lets speculate: an empty one
@@ -101,6 +113,7 @@ class Stepper:
     ) -> list[tuple[Sequence, Output]]:
         """One pass over these rows. Returns what to send for the rows that emitted."""
         self.totals.steps += 1
+        emitted_before = self.totals.emitted_tokens
         ran = self._load(
             [row.sequence for row in rows if row.sequence.decoding],
             sum(row.count for row in rows if not row.sequence.decoding),
@@ -138,11 +151,22 @@ class Stepper:
             packed += row.count + len(draft.token_ids)
         if self._drafter is not None:
             self._drafter.observe(settled, done.features)
+        took_ms = 1e3 * (self._clock() - self._begun_s)
         if self._decision is not None:
-            took_ms = 1e3 * (self._clock() - self._begun_s)
             # A prompt's tokens cost more or less than drafts, by what comes before them.
             usual = took_ms if took_ms > 0 and not ran.prefill_tokens else None
             self.gate.observe(self._decision, outcomes, ran, usual)
+        self.log.add(
+            StepRecord.of(
+                self._decision,
+                outcomes,
+                ran,
+                step=self.totals.steps,
+                time_s=self._begun_s - self._started_s,
+                emitted=self.totals.emitted_tokens - emitted_before,
+                measured_ms=took_ms,
+            )
+        )
         return outputs
 
     def send_last(
@@ -320,14 +344,14 @@ class Stepper:
             step = VerifyStep(_accepted_first(draft, standing), len(standing), draft.source)
         if asked is not None and draft.tree:
             logits = logits[[0, *(place + 1 for place in standing)]]
-        logprobs, top_ids, top_logprobs = _logprobs(asked, tokens, logits)
+        logprobs, top_ids, top_values = top_logprobs(asked, tokens, logits)
         return Output(
             request_id=sequence.request.request_id,
             chunk_index=sequence.chunks,
             token_ids=tokens,
             logprobs=logprobs,
             top_ids=top_ids,
-            top_logprobs=top_logprobs,
+            top_logprobs=top_values,
             verify_step=step,
             gate_reason=gate_reason,
             finish_reason=reason,
@@ -378,20 +402,3 @@ def _accepted_first(draft: Draft, accepted: ListOf[int]) -> tuple[int, ...]:
 def _plain_greedy(sequence: Sequence) -> bool:
     params = sequence.request.params
     return params.greedy and not params.has_penalties
-
-
-def _logprobs(
-    asked: int | None, tokens: tuple[int, ...], logits: torch.Tensor
-) -> tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
-    """Log-probabilities of the tokens and of the `asked` most likely ones at their positions."""
-    if asked is None:
-        return (), (), ()
-    log_probabilities = logits[: len(tokens)].float().log_softmax(-1)
-    ids = torch.tensor(tokens, device=logits.device).unsqueeze(1)
-    chosen = log_probabilities.gather(1, ids).squeeze(1).tolist()
-    top = log_probabilities.topk(min(asked, logits.shape[-1]), -1)
-    return (
-        tuple(chosen),
-        tuple(tuple(row) for row in top.indices.tolist()),
-        tuple(tuple(row) for row in top.values.tolist()),
-    )

@@ -125,9 +125,7 @@ class Gate:
         self.steps = 0
         self.last: Decision | None = None
         """The latest decision."""
-        self.last_ms = 0.0
-        """How long the latest step took of which that is known."""
-        self._policy = self._configured = policy or Policy()
+        self._policy = self._configured = self._asked = policy or Policy()
         self._policy.validate(self.draft_lens[-1])
         self._draft_len = 0
         self._since_switch = self.settings.dwell_steps
@@ -136,7 +134,7 @@ class Gate:
 
     @property
     def policy(self) -> Policy:
-        return self._policy
+        return self._asked
 
     def set_policy(self, policy: Policy) -> None:
         """Obey another policy from the next step on.
@@ -144,11 +142,13 @@ class Gate:
         Raises DraftgateError(INVALID_ARGUMENT) where it is out of range.
         """
         policy.validate(self.draft_lens[-1])
-        self._policy = policy
+        self._asked = policy
 
     def decide(self, load: Load) -> Decision:
         """What to draft in the step that is about to run. A load without rows drafts nothing."""
         self.steps += 1
+        # Taken once: it may be set while a step is decided.
+        self._policy = self._asked
         decision = self._decide(load)
         self.reasons[decision.reason] += 1
         self.last = decision
@@ -163,7 +163,6 @@ class Gate:
         nothing about steps like it.
         """
         self.acceptance.observe(outcomes)
-        self.last_ms = measured_ms or self.last_ms
         if self.costs is None or measured_ms is None or not load.plain_tokens:
             return
         drafted = sum(outcome.drafted for outcome in outcomes)
