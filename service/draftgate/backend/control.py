@@ -85,7 +85,7 @@ class Control:
     def _gate_steps(self, asked: Mapping[str, Any]) -> dict[str, object]:
         """The steps after number `after`, the oldest first, at most `most`; without `after` none,
         but the number to go on from."""
-        most = _count(asked, "most", 0, _MOST_STEPS, _MOST_STEPS)
+        most = _count(asked, "most", 1, _MOST_STEPS, _MOST_STEPS)
         if "after" in asked:
             found = self._engine.steps_since(_count(asked, "after", 0, 1 << 62), most)
         else:
