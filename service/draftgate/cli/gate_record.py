@@ -78,7 +78,8 @@ class _Recording:
 
     def summary(self) -> str:
         took_s = time.monotonic() - self._began_s
-        return f"{self._written} steps in {took_s:.1f} s, {self._lost} lost: {self._path}"
+        steps = "step" if self._written == 1 else "steps"
+        return f"{self._written} {steps} in {took_s:.1f} s, {self._lost} lost: {self._path}"
 
     def _open(self) -> TextIO:
         try:
