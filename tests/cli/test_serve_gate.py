@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -26,8 +27,12 @@ async def stopped(terminal: Terminal, footprint: Footprint) -> None:
 
 
 async def policy_at(address: str) -> str:
-    done = await run_in_pipe(["gate", "state", "--server", address])
-    return done.out.splitlines()[0]
+    """As soon as the gateway reaches the engine."""
+    async with asyncio.timeout(60):
+        while True:
+            done = await run_in_pipe(["gate", "state", "--server", address])
+            if done.code == 0:
+                return done.out.splitlines()[0]
 
 
 async def test_the_first_start_measures_what_steps_cost_and_says_so(

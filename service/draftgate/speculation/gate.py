@@ -183,7 +183,7 @@ class Gate:
         if policy.max_draft_len is not None:
             highest = min(highest, policy.max_draft_len)
         limits = _limits(load, highest)
-        if policy.mode is not Mode.AUTO or self.costs is None:
+        if policy.mode is not Mode.AUTO or self.costs is None or not highest:
             return self._ordered(load, limits, highest)
         if not load.rows:
             return self._decision(load, limits, 0, GateReason.PREFILL, ())

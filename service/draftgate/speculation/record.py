@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 from draftgate.contract import GateReason
@@ -60,7 +61,7 @@ class StepRecord:
         measured_ms: float,
     ) -> Self:
         """decision: None without a drafter. load: what ran."""
-        told = tuple((o.source, o.drafted, len(o.accepted)) for o in outcomes)
+        told = tuple(_outcome(o.source, o.drafted, len(o.accepted)) for o in outcomes)
         return cls(
             step=step,
             time_s=time_s,
@@ -80,3 +81,9 @@ class StepRecord:
     def to_mapping(self) -> dict[str, object]:
         """The fields, fit for JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@cache
+def _outcome(source: int, drafted: int, accepted: int) -> tuple[int, int, int]:
+    """One object for all that are alike, of which there are few: thousands of steps are kept."""
+    return source, drafted, accepted
