@@ -96,7 +96,10 @@ def test_what_was_expected_is_beside_what_was_measured(tiny: Target) -> None:
         engine.engine.start()
         engine.one(PROMPTS["3"], greedy(6))
         steps = recorded(engine)
-    assert all(each.expected_ms is not None and each.expected_ms > 0 for each in steps)
+    for each in steps:
+        if each.rows:
+            assert each.expected_ms is not None
+            assert each.expected_ms > 0
 
 
 def made(number: int) -> StepRecord:

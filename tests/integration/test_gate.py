@@ -14,6 +14,7 @@ import pytest
 
 from draftgate._pb.draftgate.v1 import gate_pb2 as pb
 from draftgate._pb.draftgate.v1 import generation_pb2
+from draftgate.engine.gating import draft_lens
 from tests.integration.conftest import FIXED, LONGEST, ROWS, Served, set_policy
 from tests.support.gateway import Client, Outcome
 from tests.support.terminal import run_in_pipe
@@ -149,7 +150,7 @@ async def test_the_state_is_the_engines(client: Client) -> None:
         told = sum(getattr(each, name) for each in speculation)
         assert getattr(after, name) - getattr(before, name) == told
     assert (after.running_rows, after.waiting_rows, after.kv_used_tokens) == (0, 0, 0)
-    assert [each.draft_len for each in after.candidates] == list(range(LONGEST + 1))
+    assert [each.draft_len for each in after.candidates] == list(draft_lens(LONGEST))
     assert after.expected_speedup > 0
     assert sum(each.steps for each in after.reasons) >= after.steps - 1
 

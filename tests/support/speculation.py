@@ -163,6 +163,9 @@ class PacedDrafter(Drafter):
             drafts.append(draft)
         return drafts
 
+    def shadow(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+        return self.inner.shadow(queries)
+
     def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
         self.inner.observe(rows, features)
         for row in rows:

@@ -75,8 +75,10 @@ class EngineConfig:
     """The folder of the drafter's weights, where it has any."""
     draft_len: int = 4
     """Longest draft, in tokens; 0 never speculates."""
-    gate: str = "fixed"
+    gate: str = "auto"
     """Who decides how much of it each step drafts: `auto`, by load, or `fixed`, all of it."""
+    costs_file: str = ""
+    """What steps cost, for the gate to start from; empty: measured here, at the first start."""
     draft_width: int = 1
     """Most tokens that an EAGLE drafter lets follow one drafted token: 1 drafts chains, more spends
     the K tokens on a tree. Rows that draw by chance under rejection sampling always get chains."""

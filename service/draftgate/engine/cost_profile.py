@@ -7,17 +7,21 @@ draft length. So a time has everything in it: drafting, keeping the drafter in s
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from draftgate.contract import DraftSource, FinishReason
+from draftgate.engine.drafters import Draft, Drafter, DraftQuery, Settled
 from draftgate.engine.gating import draft_lens
 from draftgate.engine.request import Output, Request
 from draftgate.sampling import SamplingParams
@@ -49,11 +53,14 @@ def measure_costs(
     """
     until_s = clock() + _MARGIN * budget_s
     lens = draft_lens(engine.config.draft_len)
+    drafter = engine.stepper.drafter
+    assert drafter is not None
+    engine.stepper.drafter = _FullDrafts(drafter)
     bench = _Bench(engine, clock)
     points: dict[int, list[tuple[int, float]]] = {draft_len: [] for draft_len in lens}
     kv_us = bench.kv_us(lens)
     for rows in _BATCHES:
-        if rows > engine.max_batch_rows or (clock() > until_s and rows > 2):
+        if rows > engine.max_batch_rows or (clock() > until_s and rows > _BATCHES[1]):
             break
         bench.fill(rows)
         for draft_len in lens:
@@ -64,6 +71,7 @@ def measure_costs(
             base_ms = step_ms - bench.kv_tokens * kv_us[draft_len] / 1e3
             points[draft_len].append((tokens, max(base_ms, 0.5 * step_ms)))
     bench.empty()
+    engine.stepper.drafter = drafter
     return CostTable(
         {
             draft_len: CostCurve(
@@ -97,6 +105,38 @@ def costs_file(engine: Engine, folder: Path | None = None) -> Path:
     return (folder or cache / "draftgate" / "costs") / f"{key}.json"
 
 
+class _FullDrafts(Drafter):
+    """Has another drafter draft, and adds tokens until a draft has as many as were asked for: what
+    a step costs must not depend on whether the n-gram drafter finds a match in invented prompts."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self._inner = inner
+        self.taps, self.kv_shape = inner.taps, inner.kv_shape
+
+    def places(self, count: int) -> int:
+        return self._inner.places(count)
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+        found = []
+        for query, draft in zip(queries, self._inner.propose(queries), strict=True):
+            lacking = query.count - len(draft.token_ids)
+            if lacking and not draft.tree:
+                source = draft.source or DraftSource.NGRAM
+                more = tuple(query.tokens[:1]) * lacking
+                draft = replace(draft, token_ids=(*draft.token_ids, *more), source=source)
+            found.append(draft)
+        return found
+
+    def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
+        self._inner.observe(rows, features)
+
+    def reset(self, row_id: int) -> None:
+        self._inner.reset(row_id)
+
+    def synced_upto(self, row_id: int) -> int:
+        return self._inner.synced_upto(row_id)
+
+
 class _Bench:
     """An engine with as many rows as are wanted, all of which decode."""
 
@@ -104,12 +144,15 @@ class _Bench:
         self._engine = engine
         self._clock = clock
         self._vocab = engine.target.config.shape.vocab_size
-        self._rows = 0
+        self._live: dict[str, int] = {}
+        """The rows by request, with the tokens that each has."""
+        self._numbers = itertools.count()
         self._context = min(_SHORT, engine.max_sequence_tokens // 4)
 
     @property
     def kv_tokens(self) -> int:
-        return self._rows * self._context
+        """Positions that attention reads in a step."""
+        return sum(self._live.values())
 
     def kv_us(self, lens: tuple[int, ...]) -> dict[int, float]:
         """Microseconds for each KV token, by draft length: from one row with a long context and one
@@ -129,8 +172,9 @@ class _Bench:
         return {k: low + (high - low) * k / max(lens[-1], 1) for k in lens}
 
     def fill(self, rows: int) -> None:
-        """Rows of short context, so many in all."""
-        while self._rows < rows:
+        """Rows of short context, so many in all: the present ones leave."""
+        self.empty()
+        for _ in range(rows):
             self._add(self._context)
 
     def step_ms(self, draft_len: int) -> float:
@@ -145,22 +189,28 @@ class _Bench:
 
     def empty(self) -> None:
         """Take all rows out."""
-        for number in range(self._rows):
-            self._engine.stop(f"cost profile {number}")
-        self._rows = 0
+        for request_id in self._live:
+            self._engine.stop(request_id)
         self._engine.step()
 
     def _add(self, context: int) -> None:
         """One more row, and steps until it decodes."""
-        answered: list[Output] = []
-        ids = tuple((7919 * (i + 31 * self._rows) + 11) % self._vocab for i in range(context))
+        number = next(self._numbers)
+        request_id = f"cost profile {number}"
+
+        def took(output: Output) -> None:
+            if output.finish_reason is FinishReason.NONE:
+                self._live[request_id] = self._live.get(request_id, context) + len(output.token_ids)
+            else:
+                self._live.pop(request_id, None)
+
+        ids = tuple((7919 * (i + 31 * number) + 11) % self._vocab for i in range(context))
         params = SamplingParams(
             max_tokens=self._engine.max_sequence_tokens, temperature=0.0, ignore_eos=True
         )
         self._engine.set_policy(Policy(mode=Mode.OFF))
-        self._engine.submit(Request(f"cost profile {self._rows}", ids, params), answered.append)
-        self._rows += 1
-        while not answered:
+        self._engine.submit(Request(request_id, ids, params), took)
+        while request_id not in self._live:
             self._engine.step()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from draftgate.contract import FinishReason
+from draftgate.engine.allocator import keep_freed_memory
 from draftgate.engine.config import EngineConfig
 from draftgate.engine.cost_profile import costs_file, measure_costs
 from draftgate.engine.drafters import Drafter, make_drafter
@@ -105,6 +106,7 @@ class Engine:
         dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
         target = load_target(model_dir, dtype, torch.device("cuda" if cuda else "cpu"))
         engine = cls(target, config, drafter=drafter)
+        keep_freed_memory()
         if config.gate == "auto" and engine.speculates:
             engine.use_costs(_known_costs(engine))
         engine._restore_policy()
@@ -114,6 +116,11 @@ class Engine:
     def speculates(self) -> bool:
         """Whether it has a drafter that may draft."""
         return self._speculates
+
+    @property
+    def stepper(self) -> Stepper:
+        """Runs its steps. Only the engine's own thread may touch it, or one that calls `step`."""
+        return self._stepper
 
     @property
     def gate(self) -> Gate:
@@ -373,7 +380,9 @@ class Engine:
 
 
 def _known_costs(engine: Engine) -> CostTable:
-    """What steps cost here, from an earlier start or measured now."""
+    """What steps cost here: as configured, or from an earlier start, or measured now."""
+    if engine.config.costs_file:
+        return CostTable.load(Path(engine.config.costs_file))
     path = costs_file(engine)
     if path.exists():
         try:

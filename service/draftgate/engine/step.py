@@ -25,6 +25,9 @@ from draftgate.speculation import Decision, Gate, Load, Outcome, RowLoad, StepRe
 
 __all__ = ["StepTotals", "Stepper"]
 
+_OWN_LIMITS = (GateReason.REQUEST_CAP, GateReason.BUDGET)
+"""Rows that draft nothing for these are not asked what they would have drafted."""
+
 
 @dataclass
 class StepTotals:
@@ -51,7 +54,8 @@ class Stepper:
     ) -> None:
         self._target = target
         self._cache = cache
-        self._drafter = drafter
+        self.drafter = drafter
+        """Drafts; None: nobody does."""
         self.gate = gate
         """Decides how much each step drafts."""
         self._max_sequence_tokens = max_sequence_tokens
@@ -59,6 +63,7 @@ class Stepper:
         self._begun_s = 0.0
         self._decision: Decision | None = None
         self._granted: dict[int, tuple[int, GateReason]] = {}
+        self._shadows: dict[int, Draft] = {}
         self.start_over()
 
     def start_over(self) -> None:
@@ -79,33 +84,31 @@ class Stepper:
         prefill_tokens: how many tokens of prompts the step is going to compute.
         """
         self._begun_s = self._clock()
-        self._decision, self._granted = None, {}
-        if self._drafter is None:
+        self._decision, self._granted, self._shadows = None, {}, {}
+        if self.drafter is None:
             return {}
         decoding = [sequence for sequence in running if sequence.decoding]
         self._decide(decoding, prefill_tokens)
-        queries, drafts = [], {}
+        queries, idle, drafts = [], [], {}
         for sequence in decoding:
-            count = self._granted[sequence.row_id][0]
+            count, reason = self._granted[sequence.row_id]
             if not count:
+                if reason not in _OWN_LIMITS:
+                    idle.append(_query(sequence, 1))
                 continue
             assert sequence.slot is not None
             # A drafter with a cache of its own writes where the target will, before it does.
-            room = self._drafter.places(count)
+            room = self.drafter.places(count)
             if not self._cache.grow(sequence.slot, len(sequence.tokens) + room):
                 drafts[sequence.row_id] = Draft()
                 continue
-            query = DraftQuery(
-                row_id=sequence.row_id,
-                slot=sequence.slot,
-                tokens=sequence.tokens,
-                count=count,
-                sampler=sequence.sampler,
-            )
-            queries.append(query)
-        for query, draft in zip(queries, self._drafter.propose(queries), strict=True):
+            queries.append(_query(sequence, count))
+        for query, draft in zip(queries, self.drafter.propose(queries), strict=True):
             if draft.token_ids:
                 drafts[query.row_id] = draft
+        for query, draft in zip(idle, self.drafter.shadow(idle), strict=True):
+            if draft.token_ids:
+                self._shadows[query.row_id] = draft
         return drafts
 
     def run(
@@ -145,12 +148,14 @@ class Stepper:
                 outputs.append((sequence, replace(output, batch_rows=len(rows))))
                 if draft.token_ids:
                     outcomes.append(_outcome(sequence, draft, standing, output))
+                elif sequence.row_id in self._shadows:
+                    outcomes.append(_guessed(sequence, self._shadows[sequence.row_id], output))
                 places += [packed + row.count + place for place in standing]
                 first = last
             settled.append(_settled(sequence, draft, start, places))
             packed += row.count + len(draft.token_ids)
-        if self._drafter is not None:
-            self._drafter.observe(settled, done.features)
+        if self.drafter is not None:
+            self.drafter.observe(settled, done.features)
         took_ms = 1e3 * (self._clock() - self._begun_s)
         if self._decision is not None:
             # A prompt's tokens cost more or less than drafts, by what comes before them.
@@ -189,8 +194,8 @@ class Stepper:
 
     def forget(self, sequence: Sequence) -> None:
         """The generation has left, or is computed again from its start."""
-        if self._drafter is not None:
-            self._drafter.reset(sequence.row_id)
+        if self.drafter is not None:
+            self.drafter.reset(sequence.row_id)
         self.gate.forget(sequence.row_id)
 
     def _decide(self, decoding: ListOf[Sequence], prefill_tokens: int) -> None:
@@ -241,7 +246,7 @@ class Stepper:
             spans,
             self._cache.stores[0],
             torch.tensor(wanted, dtype=torch.long, device=device),
-            self._drafter.taps if self._drafter is not None else (),
+            self.drafter.taps if self.drafter is not None else (),
         )
 
     def _greedy(self, rows: ListOf[ScheduledRow], logits: torch.Tensor) -> list[int]:
@@ -361,6 +366,17 @@ class Stepper:
         )
 
 
+def _query(sequence: Sequence, count: int) -> DraftQuery:
+    assert sequence.slot is not None
+    return DraftQuery(
+        row_id=sequence.row_id,
+        slot=sequence.slot,
+        tokens=sequence.tokens,
+        count=count,
+        sampler=sequence.sampler,
+    )
+
+
 def _settled(sequence: Sequence, draft: Draft, start: int, places: ListOf[int]) -> Settled:
     """What to tell the drafter of a row that had begun at `start`, after its tokens are emitted.
     places: where in the pass its own tokens were and its drafts that stood, of which the last may
@@ -388,6 +404,17 @@ def _outcome(sequence: Sequence, draft: Draft, standing: ListOf[int], output: Ou
         drafted=len(draft.token_ids),
         accepted=emitted,
         valid=emitted[-1] + 1 if ended and emitted else None,
+    )
+
+
+def _guessed(sequence: Sequence, guess: Draft, output: Output) -> Outcome:
+    """What a draft that nobody verified says: whether the target emitted its first token."""
+    return Outcome(
+        row_id=sequence.row_id,
+        source=int(guess.source),
+        drafted=1,
+        accepted=(0,) if guess.token_ids[0] == output.token_ids[0] else (),
+        shadow=True,
     )
 
 

@@ -78,21 +78,23 @@ class AcceptanceEstimator:
             return
         rows = np.array([self._place(o.row_id) for o in counted])
         sources = np.array([o.source for o in counted])
+        used = np.array([not o.shadow for o in counted], dtype=np.float64)
         reached, accepted = self._counts(counted)
-        for held in (self._row_reached, self._row_accepted, self._row_used):
-            held[rows] *= _ROW_FADE
+        # What says nothing about a source leaves what is known of it as it is.
+        self._row_reached[rows, sources] *= _ROW_FADE
         self._row_reached[rows, sources] += reached
+        self._row_accepted[rows, sources] *= _ROW_FADE
         self._row_accepted[rows, sources] += accepted
-        self._row_used[rows, sources] += 1.0
+        self._row_used[rows[used > 0]] *= _ROW_FADE
+        self._row_used[rows, sources] += used
         weight = min(1.0, _POOL_ROWS / len(counted))
-        fade = 0.5 ** max(len(counted) * weight / _POOL_HALF_LIFE_ROWS, 1 / _POOL_HALF_LIFE_STEPS)
-        for pooled, new in (
-            (self._reached, reached),
-            (self._accepted, accepted),
-            (self._used, np.ones(len(counted))),
-        ):
-            pooled *= fade
-            np.add.at(pooled, sources, weight * new)
+        fade = _fade(weight * np.bincount(sources, minlength=_SOURCES))
+        self._reached *= fade[:, None]
+        self._accepted *= fade[:, None]
+        self._used *= _fade(np.array(weight * used.sum()))
+        np.add.at(self._reached, sources, weight * reached)
+        np.add.at(self._accepted, sources, weight * accepted)
+        np.add.at(self._used, sources, weight * used)
         self._rates = self._pooled_rates()
 
     def forget(self, row_id: int) -> None:
@@ -104,6 +106,11 @@ class AcceptanceEstimator:
             self._row_used[place] = 0.0
             self._free.append(place)
 
+    @property
+    def row_count(self) -> int:
+        """How many rows something is known of."""
+        return len(self._rows)
+
     def rates(self) -> _Floats:
         """Conditional acceptance [sources, max_draft_len] over all rows.
 
@@ -112,8 +119,9 @@ class AcceptanceEstimator:
         return self._rates.copy()
 
     def seen(self) -> dict[int, _Floats]:
-        """`rates` by source, of those that have drafted."""
-        return {source: self._rates[source] for source in map(int, np.flatnonzero(self._used))}
+        """`rates` by source, of those that something is known of."""
+        known = np.flatnonzero(self._reached[:, 0])
+        return {source: self._rates[source] for source in map(int, known)}
 
     def survival(self, row_ids: Sequence[int]) -> _Floats:
         """How likely each drafted token of each row is to stand: S_j, [rows, max_draft_len].
@@ -165,6 +173,13 @@ class AcceptanceEstimator:
             self._free = list(range(first + more - 1, first - 1, -1))
         place = self._rows[row_id] = self._free.pop()
         return place
+
+
+def _fade(rows: _Floats) -> _Floats:
+    """What a step that observed so many rows leaves of what was known; all where it was none."""
+    halves = np.maximum(rows / _POOL_HALF_LIFE_ROWS, 1 / _POOL_HALF_LIFE_STEPS)
+    faded: _Floats = 0.5 ** np.where(rows > 0, halves, 0.0)
+    return faded
 
 
 def _extended(held: _Floats, rows: int) -> _Floats:

@@ -37,6 +37,11 @@ class CostCurve:
         """Between two points a line, below the first its time, beyond the last its slope."""
         return self._base_ms(tokens) + kv_tokens * self.kv_us / 1e3
 
+    def scaled(self, factor: float) -> CostCurve:
+        """The same with every time multiplied."""
+        times_ms = tuple(factor * time_ms for time_ms in self.times_ms)
+        return CostCurve(self.tokens, times_ms, factor * self.kv_us)
+
     def _base_ms(self, tokens: int) -> float:
         at = bisect_left(self.tokens, tokens)
         if at < len(self.tokens) and self.tokens[at] == tokens:
@@ -95,12 +100,7 @@ class CostTable:
 
     def scaled(self, factor: float) -> CostTable:
         """The same with every time multiplied."""
-        curves = {
-            draft_len: CostCurve(
-                curve.tokens, tuple(factor * t for t in curve.times_ms), factor * curve.kv_us
-            )
-            for draft_len, curve in self.curves.items()
-        }
+        curves = {k: curve.scaled(factor) for k, curve in self.curves.items()}
         return CostTable(curves, self.source, self.measured_at_s, self.notes)
 
     def grown(self) -> CostTable:

@@ -121,6 +121,9 @@ class Gate:
         self.acceptance = AcceptanceEstimator(max(self.draft_lens[-1], 1))
         self.correction = CostCorrection()
         self.reasons: Counter[GateReason] = Counter()
+        """Steps by what decided them."""
+        self.chosen: Counter[int] = Counter()
+        """Steps by draft length."""
         self.switches = 0
         self.steps = 0
         self.last: Decision | None = None
@@ -151,6 +154,7 @@ class Gate:
         self._policy = self._asked
         decision = self._decide(load)
         self.reasons[decision.reason] += 1
+        self.chosen[decision.draft_len] += 1
         self.last = decision
         return decision
 
@@ -165,7 +169,7 @@ class Gate:
         self.acceptance.observe(outcomes)
         if self.costs is None or measured_ms is None or not load.plain_tokens:
             return
-        drafted = sum(outcome.drafted for outcome in outcomes)
+        drafted = sum(outcome.drafted for outcome in outcomes if not outcome.shadow)
         tokens = load.plain_tokens + drafted
         draft_len = decision.draft_len if drafted else 0
         expected_ms = self.costs.step_ms(draft_len, tokens, load.kv_tokens)

@@ -52,3 +52,6 @@ class Outcome:
     valid: int | None = None
     """How many of the drafted tokens, from the first on, say something about acceptance: those
     behind an end of the row, or ruled out by a grammar, do not. None: all."""
+    shadow: bool = False
+    """Whether nothing was verified: the drafted token was compared with the one emitted. It tells
+    of that source's acceptance, not of how often the row would have drafted from it."""

@@ -61,7 +61,9 @@ class StepRecord:
         measured_ms: float,
     ) -> Self:
         """decision: None without a drafter. load: what ran."""
-        told = tuple(_outcome(o.source, o.drafted, len(o.accepted)) for o in outcomes)
+        told = tuple(
+            _outcome(o.source, o.drafted, len(o.accepted)) for o in outcomes if not o.shadow
+        )
         return cls(
             step=step,
             time_s=time_s,

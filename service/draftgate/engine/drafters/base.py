@@ -105,6 +105,11 @@ class Drafter(ABC):
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         """One draft for each query, in order. What a row lacks is caught up with first."""
 
+    def shadow(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+        """What it would draft for rows that are not going to verify anything, where to know that
+        takes no model's time: to be compared with what the target emits. Else empty drafts."""
+        return [Draft()] * len(queries)
+
     @abstractmethod
     def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
         """A pass of the target is verified. features: [tokens, taps * hidden] of that pass."""

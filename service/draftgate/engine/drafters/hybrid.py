@@ -56,16 +56,18 @@ class HybridDrafter(Drafter):
         drafts: dict[int, Draft] = {}
         left = []
         for query in queries:
-            size, draft = self._ngram.look_up(query)
-            if size and self._worth(query, size) >= self._worth(query, _MODEL):
-                self._chosen[query.row_id] = size
-                drafts[query.row_id] = draft
-            else:
-                self._chosen[query.row_id] = _MODEL
+            size, draft = self._preferred(query)
+            self._chosen[query.row_id] = size
+            if size == _MODEL:
                 left.append(query)
+            else:
+                drafts[query.row_id] = draft
         for query, draft in zip(left, self._model.propose(left), strict=True):
             drafts[query.row_id] = draft
         return [drafts[query.row_id] for query in queries]
+
+    def shadow(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+        return [self._preferred(query)[1] for query in queries]
 
     def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
         for row in rows:
@@ -85,6 +87,13 @@ class HybridDrafter(Drafter):
 
     def synced_upto(self, row_id: int) -> int:
         return min(self._ngram.synced_upto(row_id), self._model.synced_upto(row_id))
+
+    def _preferred(self, query: DraftQuery) -> tuple[int, Draft]:
+        """The length of the match to follow, with its draft; `_MODEL` and none for the model."""
+        size, draft = self._ngram.look_up(query)
+        if size and self._worth(query, size) >= self._worth(query, _MODEL):
+            return size, draft
+        return _MODEL, Draft()
 
     def _worth(self, query: DraftQuery, source: int) -> float:
         """Accepted tokens a step to expect, of as many as are asked for."""

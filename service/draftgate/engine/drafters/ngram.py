@@ -26,6 +26,9 @@ class NgramDrafter(Drafter):
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         return [self.look_up(query)[1] for query in queries]
 
+    def shadow(self, queries: Sequence[DraftQuery]) -> list[Draft]:
+        return self.propose(queries)
+
     def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
         for row in rows:
             history = self._rows.setdefault(row.row_id, _History())
