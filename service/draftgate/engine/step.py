@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from draftgate.contract import FinishReason, GateReason
+from draftgate.engine import told
 from draftgate.engine.attention import RowSpan
-from draftgate.engine.drafters import Draft, Drafter, DraftQuery, Settled
+from draftgate.engine.drafters import Draft, Drafter, Settled
 from draftgate.engine.kv_cache import KVCache
 from draftgate.engine.model import Pass, Target
 from draftgate.engine.request import Output, VerifyStep
@@ -94,7 +95,7 @@ class Stepper:
             count, reason = self._granted[sequence.row_id]
             if not count:
                 if reason not in _OWN_LIMITS:
-                    idle.append(_query(sequence, 1))
+                    idle.append(told.query(sequence, 1))
                 continue
             assert sequence.slot is not None
             # A drafter with a cache of its own writes where the target will, before it does.
@@ -102,7 +103,7 @@ class Stepper:
             if not self._cache.grow(sequence.slot, len(sequence.tokens) + room):
                 drafts[sequence.row_id] = Draft()
                 continue
-            queries.append(_query(sequence, count))
+            queries.append(told.query(sequence, count))
         for query, draft in zip(queries, self.drafter.propose(queries), strict=True):
             if draft.token_ids:
                 drafts[query.row_id] = draft
@@ -147,12 +148,12 @@ class Stepper:
                 output = self._emit(sequence, draft, standing, token, logits, reason)
                 outputs.append((sequence, replace(output, batch_rows=len(rows))))
                 if draft.token_ids:
-                    outcomes.append(_outcome(sequence, draft, standing, output))
+                    outcomes.append(told.outcome(sequence, draft, standing, output))
                 elif sequence.row_id in self._shadows:
-                    outcomes.append(_guessed(sequence, self._shadows[sequence.row_id], output))
+                    outcomes.append(told.guessed(sequence, self._shadows[sequence.row_id], output))
                 places += [packed + row.count + place for place in standing]
                 first = last
-            settled.append(_settled(sequence, draft, start, places))
+            settled.append(told.settled(sequence, draft, start, places))
             packed += row.count + len(draft.token_ids)
         if self.drafter is not None:
             self.drafter.observe(settled, done.features)
@@ -346,7 +347,7 @@ class Stepper:
         assert sequence.first_token_s is not None
         asked, step = sequence.request.params.logprobs, None
         if draft.token_ids:
-            step = VerifyStep(_accepted_first(draft, standing), len(standing), draft.source)
+            step = VerifyStep(told.accepted_first(draft, standing), len(standing), draft.source)
         if asked is not None and draft.tree:
             logits = logits[[0, *(place + 1 for place in standing)]]
         logprobs, top_ids, top_values = top_logprobs(asked, tokens, logits)
@@ -364,66 +365,6 @@ class Stepper:
             queue_us=round((sequence.started_s - sequence.arrived_s) * 1e6),
             prefill_us=round((sequence.first_token_s - sequence.started_s) * 1e6),
         )
-
-
-def _query(sequence: Sequence, count: int) -> DraftQuery:
-    assert sequence.slot is not None
-    return DraftQuery(
-        row_id=sequence.row_id,
-        slot=sequence.slot,
-        tokens=sequence.tokens,
-        count=count,
-        sampler=sequence.sampler,
-    )
-
-
-def _settled(sequence: Sequence, draft: Draft, start: int, places: ListOf[int]) -> Settled:
-    """What to tell the drafter of a row that had begun at `start`, after its tokens are emitted.
-    places: where in the pass its own tokens were and its drafts that stood, of which the last may
-    have been cut off."""
-    assert sequence.slot is not None
-    return Settled(
-        row_id=sequence.row_id,
-        slot=sequence.slot,
-        tokens=sequence.tokens,
-        start=start,
-        computed=sequence.computed,
-        packed=places[: sequence.computed - start],
-        draft=draft,
-    )
-
-
-def _outcome(sequence: Sequence, draft: Draft, standing: ListOf[int], output: Output) -> Outcome:
-    """What the draft says about acceptance. standing: the drafts that stood before the generation
-    may have ended with one of them, behind which nothing is known."""
-    emitted = standing[: len(output.token_ids)]
-    ended = output.finish_reason is not FinishReason.NONE and len(emitted) == len(output.token_ids)
-    return Outcome(
-        row_id=sequence.row_id,
-        source=int(draft.source),
-        drafted=len(draft.token_ids),
-        accepted=emitted,
-        valid=emitted[-1] + 1 if ended and emitted else None,
-    )
-
-
-def _guessed(sequence: Sequence, guess: Draft, output: Output) -> Outcome:
-    """What a draft that nobody verified says: whether the target emitted its first token."""
-    return Outcome(
-        row_id=sequence.row_id,
-        source=int(guess.source),
-        drafted=1,
-        accepted=(0,) if guess.token_ids[0] == output.token_ids[0] else (),
-        shadow=True,
-    )
-
-
-def _accepted_first(draft: Draft, accepted: ListOf[int]) -> tuple[int, ...]:
-    """The drafted tokens as a client is told of them: what was accepted, then the others."""
-    if not draft.tree:
-        return draft.token_ids
-    others = [place for place in range(len(draft.token_ids)) if place not in accepted]
-    return tuple(draft.token_ids[place] for place in (*accepted, *others))
 
 
 def _plain_greedy(sequence: Sequence) -> bool:
