@@ -93,8 +93,8 @@ class _Recording:
         """Write a batch; whether there are enough steps now."""
         left = None if self._most is None else self._most - self._written
         steps = batch.steps[:left]
-        lines = [{"lost": batch.lost}] if batch.lost else []
-        self._write(file, [*lines, *map(_line, steps)])
+        lines = [_line(step) for step in steps]
+        self._write(file, [{"lost": batch.lost}, *lines] if batch.lost else lines)
         self._lost += batch.lost
         self._written += len(steps)
         return self._written == self._most

@@ -171,7 +171,8 @@ def _candidates(now: GateState) -> Table | None:
 
 def _reasons(since: _Interval | None, now: GateState) -> Table | None:
     """Over the interval, or where no step ran in it, since the engine's start."""
-    counts, when = {each.reason: each.steps for each in now.reasons}, "since the start"
+    counts: dict[int, int] = {each.reason: each.steps for each in now.reasons}
+    when = "since the start"
     if since is not None and any(since.reasons.values()):
         counts, when = since.reasons, f"{since.seconds:.1f} s"
     total = sum(counts.values())
