@@ -149,5 +149,5 @@ def test_a_saved_policy_holds_at_the_next_start(tmp_path: Path, measured: list[C
     path.write_text('{"mode": "fixed", "draft_len": 9}')
     with pytest.raises(DraftgateError, match=r"policy\.json: draft_len: got 9"):
         Engine.load(model, config)
-    with pytest.raises(DraftgateError, match="policy_file"):
+    with pytest.raises(DraftgateError, match="without a policy file"):
         Engine.load(model, CONFIG).set_policy(policy, save=True)

@@ -142,6 +142,8 @@ def test_an_operator_decides() -> None:
     with pytest.raises(DraftgateError, match="draft_len: got 9, allowed: an integer 0 to 8"):
         gate.set_policy(Policy(Mode.FIXED, draft_len=9))
     assert gate.policy == Policy(max_draft_len=1)
+    gate.set_policy(Policy(max_draft_len=0))
+    assert {(d.draft_len, d.reason) for d in drive(gate, 0.9, 1, 9)} == {(0, GateReason.OPERATOR)}
 
 
 def test_without_costs_it_drafts_what_is_configured() -> None:

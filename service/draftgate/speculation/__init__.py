@@ -7,6 +7,7 @@ from draftgate.speculation.costs import CostCurve, CostTable
 from draftgate.speculation.gate import Candidate, Decision, Gate, GateSettings
 from draftgate.speculation.load import Load, Outcome, RowLoad
 from draftgate.speculation.policy import Mode, Policy
+from draftgate.speculation.record import StepRecord
 from draftgate.speculation.state import gate_state
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "Outcome",
     "Policy",
     "RowLoad",
+    "StepRecord",
     "gate_state",
 ]

@@ -128,9 +128,7 @@ class Gate:
         self.steps = 0
         self.last: Decision | None = None
         """The latest decision."""
-        self.last_ms = 0.0
-        """How long the latest step took of which that is known."""
-        self._policy = self._configured = policy or Policy()
+        self._policy = self._configured = self._asked = policy or Policy()
         self._policy.validate(self.draft_lens[-1])
         self._draft_len = 0
         self._since_switch = self.settings.dwell_steps
@@ -139,7 +137,7 @@ class Gate:
 
     @property
     def policy(self) -> Policy:
-        return self._policy
+        return self._asked
 
     def set_policy(self, policy: Policy) -> None:
         """Obey another policy from the next step on.
@@ -147,11 +145,13 @@ class Gate:
         Raises DraftgateError(INVALID_ARGUMENT) where it is out of range.
         """
         policy.validate(self.draft_lens[-1])
-        self._policy = policy
+        self._asked = policy
 
     def decide(self, load: Load) -> Decision:
         """What to draft in the step that is about to run. A load without rows drafts nothing."""
         self.steps += 1
+        # Taken once: it may be set while a step is decided.
+        self._policy = self._asked
         decision = self._decide(load)
         self.reasons[decision.reason] += 1
         self.chosen[decision.draft_len] += 1
@@ -167,7 +167,6 @@ class Gate:
         nothing about steps like it.
         """
         self.acceptance.observe(outcomes)
-        self.last_ms = measured_ms or self.last_ms
         if self.costs is None or measured_ms is None or not load.plain_tokens:
             return
         drafted = sum(outcome.drafted for outcome in outcomes if not outcome.shadow)
@@ -188,7 +187,7 @@ class Gate:
         if policy.max_draft_len is not None:
             highest = min(highest, policy.max_draft_len)
         limits = _limits(load, highest)
-        if policy.mode is not Mode.AUTO or self.costs is None:
+        if policy.mode is not Mode.AUTO or self.costs is None or not highest:
             return self._ordered(load, limits, highest)
         if not load.rows:
             return self._decision(load, limits, 0, GateReason.PREFILL, ())
