@@ -16,6 +16,7 @@ import draftgate
 from draftgate.cli import options
 from draftgate.cli.render import LogFormatter
 from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.speculation import CostTable
 
 __all__ = ["serve"]
 
@@ -91,6 +92,15 @@ def serve(
             "cost here (10 s); fixed takes --draft-len.",
         ),
     ] = GateName.AUTO,
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=_ENGINE,
+            help="What steps cost, for --gate auto to start from.",
+            show_default="measured here, at the first start",
+        ),
+    ] = None,
     policy_file: Annotated[
         Path | None,
         typer.Option(
@@ -216,6 +226,7 @@ def serve(
     settings = {
         **_drafter(drafter, drafter_dir, packaged=packaged),
         "gate": gate.value,
+        "costs_file": _costs_file(costs),
         "policy_file": _policy_file(policy_file, checkpoint),
         "draft_len": draft_len,
         "draft_width": draft_width,
@@ -308,6 +319,14 @@ def _policy_file(given: Path | None, checkpoint: Path) -> str | None:
     path = checkpoint.resolve()
     key = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     return str(Path(folder, "draftgate", f"{path.name}-{key}.policy.json"))
+
+
+def _costs_file(path: Path | None) -> str | None:
+    """Raises DraftgateError when it is no table of step times."""
+    if path is None:
+        return None
+    CostTable.load(path)
+    return str(path.absolute())
 
 
 def _checkpoint(
