@@ -161,9 +161,8 @@ class _Bench:
         ends = {0, lens[-1]}
         times: dict[int, dict[int, float]] = {}
         for context in (self._context, longer):
-            self._add(context)
+            self.fill(1, context)
             times[context] = {draft_len: self.step_ms(draft_len) for draft_len in ends}
-            self.empty()
         more = max(longer - self._context, 1)
         slopes = {
             k: max(1e3 * (times[longer][k] - times[self._context][k]) / more, 0.0) for k in ends
@@ -171,11 +170,15 @@ class _Bench:
         low, high = slopes[0], slopes[lens[-1]]
         return {k: low + (high - low) * k / max(lens[-1], 1) for k in lens}
 
-    def fill(self, rows: int) -> None:
-        """Rows of short context, so many in all: the present ones leave."""
+    def fill(self, rows: int, context: int | None = None) -> None:
+        """So many rows, of this context or a short one, in place of those that are there; all of
+        them decode."""
         self.empty()
+        self._engine.set_policy(Policy(mode=Mode.OFF))
         for _ in range(rows):
-            self._add(self._context)
+            self._submit(context or self._context)
+        while len(self._live) < rows:
+            self._engine.step()
 
     def step_ms(self, draft_len: int) -> float:
         """A step with this draft length: the median of some, after one that is not counted."""
@@ -193,8 +196,7 @@ class _Bench:
             self._engine.stop(request_id)
         self._engine.step()
 
-    def _add(self, context: int) -> None:
-        """One more row, and steps until it decodes."""
+    def _submit(self, context: int) -> None:
         number = next(self._numbers)
         request_id = f"cost profile {number}"
 
@@ -208,10 +210,7 @@ class _Bench:
         params = SamplingParams(
             max_tokens=self._engine.max_sequence_tokens, temperature=0.0, ignore_eos=True
         )
-        self._engine.set_policy(Policy(mode=Mode.OFF))
         self._engine.submit(Request(request_id, ids, params), took)
-        while request_id not in self._live:
-            self._engine.step()
 
 
 def _hardware() -> str:

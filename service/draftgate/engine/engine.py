@@ -8,12 +8,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from draftgate.contract import FinishReason
-from draftgate.engine.allocator import keep_freed_memory
 from draftgate.engine.config import EngineConfig
 from draftgate.engine.cost_profile import costs_file, measure_costs
 from draftgate.engine.drafters import Drafter, make_drafter
@@ -97,6 +98,14 @@ class Engine:
         cls, model_dir: Path, config: EngineConfig, *, drafter: Drafter | None = None
     ) -> Engine:
         """Load a checkpoint and make an engine of it; `start` runs it."""
+        # On a thread that ends: OpenMP keeps a team of threads for every thread that has computed,
+        # and once there are more of them than cores it lets all of them sleep between two loops. A
+        # step of the engine's thread would then take nearly twice as long.
+        with ThreadPoolExecutor(1, thread_name_prefix="draftgate-load") as loader:
+            return loader.submit(cls._load, model_dir, config, drafter).result()
+
+    @classmethod
+    def _load(cls, model_dir: Path, config: EngineConfig, drafter: Drafter | None) -> Engine:
         config.validate()
         cuda = config.device != "cpu" and torch.cuda.is_available()
         if config.device == "cuda" and not cuda:
@@ -106,7 +115,6 @@ class Engine:
         dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
         target = load_target(model_dir, dtype, torch.device("cuda" if cuda else "cpu"))
         engine = cls(target, config, drafter=drafter)
-        keep_freed_memory()
         if config.gate == "auto" and engine.speculates:
             engine.use_costs(_known_costs(engine))
         engine._restore_policy()
@@ -218,7 +226,7 @@ class Engine:
             row_id=next(self._row_ids),
             request=request,
             sink=sink,
-            sampler=self._sampler(request),
+            make_sampler=partial(self._sampler, request),
             arrived_s=self._clock(),
             tokens=list(request.input_ids),
         )
