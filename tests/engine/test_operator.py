@@ -228,14 +228,6 @@ def test_the_first_start_measures_once_and_says_so(
     assert again.gate_state()["costs"]["source"] == state["costs"]["source"]  # type: ignore[index]
 
 
-def test_an_engine_that_drafts_nothing_measures_nothing(
-    load: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert load(gate="auto", drafter="none").gate_state()["costs"] is None
-    assert not (tmp_path / "cache").exists()
-
-
 # The state
 
 
