@@ -54,7 +54,7 @@ def test_it_measures_whole_steps_by_tokens_and_draft_length(
         assert engine.engine.counters().running_rows == 0
         engine.engine.start()
         assert len(engine.run(PROMPTS, greedy(8))) == len(PROMPTS)
-    assert table.draft_lens == (0, 1, 2, 4)
+    assert table.draft_lens == (0, 1, 2, 3, 4)
     for draft_len, curve in table.curves.items():
         assert curve.tokens == tuple(rows * (draft_len + 1) for rows in (1, 2, 4, 8, 16))
         assert curve.kv_us == 0.0

@@ -13,9 +13,8 @@ from draftgate.speculation import CostTable, Gate, Mode, Policy
 
 __all__ = ["draft_lens", "make_gate", "save_policy", "saved_policy"]
 
-_LENS = (0, 1, 2, 4, 8, 16, 32, 64)
-"""Draft lengths that a gate chooses from: the longer, the less one more changes, and each has to
-be measured."""
+_LENS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Draft lengths that a gate chooses from: the longer, the less one more changes."""
 
 
 def draft_lens(longest: int) -> tuple[int, ...]:
