@@ -159,6 +159,12 @@ def test_nothing_to_decode_is_nothing_to_draft() -> None:
     assert (decision.draft_len, decision.row_lens) == (0, ())
 
 
+@pytest.mark.parametrize("mode", list(Mode))
+def test_nothing_to_decode_promises_nothing(mode: Mode) -> None:
+    decision = Gate(LENS, costs(), Policy(mode, draft_len=2)).decide(load(0, prefill=64))
+    assert (decision.candidates, decision.speedup, decision.row_lens) == ((), None, ())
+
+
 def test_prompt_chunks_alone_switch_nothing() -> None:
     gate = Gate(LENS, costs())
     drive(gate, 0.7, 8, 200)

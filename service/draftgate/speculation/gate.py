@@ -211,7 +211,9 @@ class Gate:
         if self._policy is self._configured:
             reason = GateReason.FIXED if self.draft_lens[-1] else GateReason.DISABLED
         self._note(draft_len)
-        candidates = () if self.costs is None else self._candidates(load, limits, highest)
+        candidates: tuple[Candidate, ...] = ()
+        if self.costs is not None and load.rows:
+            candidates = self._candidates(load, limits, highest)
         return self._decision(load, limits, draft_len, reason, candidates)
 
     def _candidates(self, load: Load, limits: _Limits, highest: int) -> tuple[Candidate, ...]:
