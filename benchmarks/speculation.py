@@ -200,6 +200,8 @@ def goals(report: Report, bounds: Bounds) -> list[Goal]:
         name = f"acceptance length, {task}, K = {accepted.draft_len}"
         found.append(Goal(name, accepted.length, bound, most))
         streams = [stream for stream in report.lone_streams if stream.task == task]
+        usual = min(stream.draft_width for stream in streams)
+        streams = [stream for stream in streams if stream.draft_width == usual]
         best = max(streams, key=lambda stream: stream.speedup)
         bound = getattr(bounds, f"speedup_{task}")
         name = f"speedup of one stream, {task}, best K = {best.draft_len}"
