@@ -28,10 +28,10 @@ async def test_a_pipe_gets_a_row_for_each_thing(gateway: FakeGateway) -> None:
     assert (done.code, done.err) == (0, "")
     assert rows(done.out) == {
         "policy": "auto, max_step_ms 60",
-        "draft length": "2 (gain)",
+        "last draft length": "2 (gain)",
         "rows": "3 running, 1 waiting",
         "KV cache": "1,024 of 4,096 tokens",
-        "step time": "45.5 ms, expected 44.0 ms",
+        "last step time": "45.5 ms, expected 44.0 ms",
         "expected speedup": "1.42x",
         "steps": "1,200, the draft length changed 4 times",
         "tokens": "4,000 in 12 min",
@@ -56,8 +56,8 @@ async def test_what_the_server_does_not_say_is_not_made_up(gateway: FakeGateway)
     done = await run_in_pipe(["gate", "state", "--server", gateway.address])
     found = rows(done.out)
     assert found["policy"] == "fixed, draft_len 0, max_tpot_ms 12.5"
-    assert found["draft length"] == "0 (reason_77)"
-    assert found["step time"] == "30.0 ms, expected - ms"
+    assert found["last draft length"] == "0 (reason_77)"
+    assert found["last step time"] == "30.0 ms, expected - ms"
     assert not {"expected speedup", "step times from"} & found.keys()
 
 
