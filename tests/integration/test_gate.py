@@ -107,17 +107,16 @@ async def test_off_holds_from_the_next_step(client: Client) -> None:
         pass
     await set_to(client, OFF)
     before = await state_of(client)
-    steps = client.gate.WatchSteps(
-        pb.WatchStepsRequest(after_step=before.steps + 1, interval_ms=50)
-    )
+    steps = client.gate.WatchSteps(pb.WatchStepsRequest(after_step=before.steps, interval_ms=50))
     seen: list[pb.GateStep] = []
-    while len(seen) < 10:
+    while len(seen) < 11:
         seen += (await steps.read()).steps
     steps.cancel()
     call.cancel()
-    assert [(each.draft_len, each.drafted_tokens, each.reason) for each in seen] == [
+    # The first may have been under way.
+    assert {(each.draft_len, each.drafted_tokens, each.reason) for each in seen[1:]} == {
         (0, 0, OPERATOR)
-    ] * len(seen)
+    }
 
 
 async def test_responses_say_why(client: Client) -> None:
