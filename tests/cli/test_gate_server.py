@@ -28,10 +28,10 @@ async def test_a_pipe_gets_a_row_for_each_thing(gateway: FakeGateway) -> None:
     assert (done.code, done.err) == (0, "")
     assert rows(done.out) == {
         "policy": "auto, max_step_ms 60",
-        "draft length": "2 (gain)",
+        "last draft length": "2 (gain)",
         "rows": "3 running, 1 waiting",
         "KV cache": "1,024 of 4,096 tokens",
-        "step time": "45.5 ms, expected 44.0 ms",
+        "last step time": "45.5 ms, expected 44.0 ms",
         "expected speedup": "1.42x",
         "steps": "1,200, the draft length changed 4 times",
         "tokens": "4,000 in 12 min",
@@ -52,13 +52,27 @@ async def test_what_the_server_does_not_say_is_not_made_up(gateway: FakeGateway)
         policy=pb.GatePolicy(mode=pb.GATE_MODE_FIXED, draft_len=0, max_tpot_ms=12.5),
         reason=generation_pb2.GateReason.ValueType(77),
         measured_step_ms=30.0,
+        steps=9,
     )
     done = await run_in_pipe(["gate", "state", "--server", gateway.address])
     found = rows(done.out)
     assert found["policy"] == "fixed, draft_len 0, max_tpot_ms 12.5"
-    assert found["draft length"] == "0 (reason_77)"
-    assert found["step time"] == "30.0 ms, expected - ms"
+    assert found["last draft length"] == "0 (reason_77)"
+    assert found["last step time"] == "30.0 ms, expected - ms"
     assert not {"expected speedup", "step times from"} & found.keys()
+
+
+async def test_a_server_that_has_run_no_step_has_no_last_one(gateway: FakeGateway) -> None:
+    gateway.gate.state = pb.GateState(policy=pb.GatePolicy(mode=pb.GATE_MODE_AUTO), uptime_s=3.0)
+    done = await run_in_pipe(["gate", "state", "--server", gateway.address])
+    assert rows(done.out) == {
+        "policy": "auto",
+        "rows": "0 running, 0 waiting",
+        "KV cache": "0 of 0 tokens",
+        "steps": "0, the draft length changed 0 times",
+        "tokens": "0 in 3 s",
+        "drafts accepted": "0 of 0",
+    }
 
 
 async def test_json_has_the_names_of_the_api_and_no_gaps(gateway: FakeGateway) -> None:

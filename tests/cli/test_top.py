@@ -94,7 +94,8 @@ def test_an_idle_server_says_so() -> None:
 def test_a_server_that_has_done_nothing_yet() -> None:
     text = shown(None, pb.GateState(policy=pb.GatePolicy(mode=pb.GATE_MODE_OFF), uptime_s=4.0))
     assert row(text, "KV cache") == "░░░░░░░░░░ 0% of 0 tokens"
-    assert row(text, "step time") == "0.0 ms"
+    assert row(text, "drafts") == "-"
+    assert row(text, "step time") == "-"
     assert row(text, "accepted") == "nothing drafted"
     assert row(text, "policy") == "off"
     assert "step times" not in text

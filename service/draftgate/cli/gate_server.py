@@ -204,11 +204,14 @@ def _expected(found: gate_pb2.GateState) -> str:
 def _rows(found: gate_pb2.GateState) -> list[tuple[str, str]]:
     rows = [
         ("policy", policy_words(found.policy)),
-        ("draft length", f"{found.draft_len} ({reason_name(found.reason)})"),
         ("rows", f"{found.running_rows} running, {found.waiting_rows} waiting"),
         ("KV cache", f"{found.kv_used_tokens:,} of {found.kv_total_tokens:,} tokens"),
-        ("step time", f"{found.measured_step_ms:.1f} ms, expected {_expected(found)} ms"),
     ]
+    if found.steps:
+        rows += [
+            ("last draft length", f"{found.draft_len} ({reason_name(found.reason)})"),
+            ("last step time", f"{found.measured_step_ms:.1f} ms, expected {_expected(found)} ms"),
+        ]
     if found.HasField("expected_speedup"):
         rows.append(("expected speedup", f"{found.expected_speedup:.2f}x"))
     rows += [

@@ -74,9 +74,7 @@ def _title(model: Model, now: GateState) -> str:
 
 
 def _summary(model: Model, since: _Interval | None, now: GateState) -> Table:
-    idle = not now.running_rows and not now.waiting_rows
     held = now.kv_used_tokens / now.kv_total_tokens if now.kv_total_tokens else 0.0
-    decided = f"K {now.draft_len}, {reason_name(now.reason)}"
     rows = [
         (
             "rows",
@@ -87,7 +85,7 @@ def _summary(model: Model, since: _Interval | None, now: GateState) -> Table:
             f"{_bar(held)} {held:.0%} of {now.kv_total_tokens:,} tokens",
         ),
         ("speed", _speed(since)),
-        ("drafts", f"idle; last: {decided}" if idle else decided),
+        ("drafts", _decided(now)),
         ("step time", _step_time(now)),
         ("speedup", _speedup(now)),
         ("accepted", _accepted(since, now)),
@@ -113,7 +111,16 @@ def _speed(since: _Interval | None) -> str:
     )
 
 
+def _decided(now: GateState) -> str:
+    if not now.steps:
+        return "-"
+    decided = f"K {now.draft_len}, {reason_name(now.reason)}"
+    return decided if now.running_rows or now.waiting_rows else f"idle; last: {decided}"
+
+
 def _step_time(now: GateState) -> str:
+    if not now.steps:
+        return "-"
     measured = f"{now.measured_step_ms:.1f} ms"
     if not now.HasField("expected_step_ms") or not now.expected_step_ms:
         return measured
