@@ -197,8 +197,9 @@ class EagleHead:
                 f"{folder}: d2t maps to ids from {int(ids.min())} to {int(ids.max())}, "
                 f"the target has 0 to {vocab - 1}"
             )
-        if len(ids.unique()) < size:
-            raise unfit(f"{folder}: d2t maps {size} tokens to {len(ids.unique())} ids")
+        distinct = len(set(ids.tolist()))
+        if distinct < size:
+            raise unfit(f"{folder}: d2t maps {size} tokens to {distinct} ids")
         if (
             "t2d" in reader
             and sorted(ids.tolist()) != reader.stored("t2d").nonzero()[:, 0].tolist()
