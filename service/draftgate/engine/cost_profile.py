@@ -103,9 +103,8 @@ def _curve(draft_len: int, times_ms: Mapping[int, float], kv_us: float) -> CostC
     return CostCurve(tokens, tuple(times_ms.values()), kv_us)
 
 
-def costs_file(engine: Engine, folder: Path | None = None) -> Path:
-    """Where the table of such an engine on such a machine is kept; folder: by default the user's
-    cache."""
+def costs_file(engine: Engine) -> Path:
+    """Where the table of such an engine on such a machine is kept, in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     config = engine.config
     told = {
@@ -119,7 +118,7 @@ def costs_file(engine: Engine, folder: Path | None = None) -> Path:
         "positions": engine.max_sequence_tokens,
     }
     key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
-    return (folder or cache / "draftgate" / "costs") / f"{key}.json"
+    return cache / "draftgate" / "costs" / f"{key}.json"
 
 
 class _FullDrafts(Drafter):

@@ -86,8 +86,6 @@ class Decision:
     """Emitted by the step."""
     expected_ms: float
     """Of the step; 0 without a cost table."""
-    table_ms: float
-    """The same before correction."""
     candidates: tuple[Candidate, ...] = ()
     """All that were weighed; empty where nothing was."""
 
@@ -122,10 +120,7 @@ class Gate:
         self.correction = CostCorrection()
         self.reasons: Counter[GateReason] = Counter()
         """Steps by what decided them."""
-        self.chosen: Counter[int] = Counter()
-        """Steps by draft length."""
         self.switches = 0
-        self.steps = 0
         self.last: Decision | None = None
         """The latest decision."""
         self._policy = self._configured = self._asked = policy or Policy()
@@ -149,12 +144,10 @@ class Gate:
 
     def decide(self, load: Load) -> Decision:
         """What to draft in the step that is about to run. A load without rows drafts nothing."""
-        self.steps += 1
         # Taken once: it may be set while a step is decided.
         self._policy = self._asked
         decision = self._decide(load)
         self.reasons[decision.reason] += 1
-        self.chosen[decision.draft_len] += 1
         self.last = decision
         return decision
 
@@ -330,9 +323,6 @@ class Gate:
         lens = np.minimum(limits.lens, draft_len)
         in_pass = load.plain_tokens + int(lens.sum())
         chosen = next((c for c in candidates if c.draft_len == draft_len), None)
-        table_ms = 0.0
-        if self.costs is not None and draft_len in self.costs.curves:
-            table_ms = self.costs.step_ms(draft_len, max(in_pass, 1), load.kv_tokens)
         return Decision(
             draft_len=draft_len,
             reason=reason,
@@ -344,7 +334,6 @@ class Gate:
             tokens_in_pass=in_pass,
             expected_tokens=chosen.tokens if chosen else float(len(load.rows)),
             expected_ms=chosen.step_ms if chosen else 0.0,
-            table_ms=table_ms,
             candidates=tuple(candidates),
         )
 
