@@ -233,7 +233,9 @@ class _StepBench:
             row_id=slot,
             request=Request(str(slot), tuple(self._tokens), params),
             sink=lambda output: None,
-            sampler=RowSampler(params, self._tokens, [], shape.vocab_size, target.device),
+            make_sampler=lambda: RowSampler(
+                params, self._tokens, [], shape.vocab_size, target.device
+            ),
             arrived_s=0.0,
             slot=slot,
             started_s=0.0,

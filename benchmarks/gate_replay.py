@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from common import Goal, benchmark_parser, conclude
+from common import benchmark_parser, conclude
 from draftgate.speculation import Gate, GateSettings, Load
 from draftgate.speculation.laws import AutoLaw, Choice, Law
 from draftgate.speculation.replay import Replay, replay

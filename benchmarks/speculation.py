@@ -150,7 +150,7 @@ def measure(
             max_batch_rows=plan.rows,
         )
         with ExitStack() as stack:
-            engine = _started(target, accepting, stack)
+            engine = _engine(target, accepting, stack)
             for task in TASKS:
                 chosen = prompts[task][: plan.prompts]
                 acceptance.append(measure_acceptance(engine, task, chosen, plan.tokens))
@@ -159,14 +159,14 @@ def measure(
     with ExitStack() as stack:
         config = replace(config, max_batch_rows=max(plan.batches))
         engines = {
-            draft_len: _started(target, replace(config, draft_len=draft_len), stack)
+            draft_len: _engine(target, replace(config, draft_len=draft_len), stack)
             for draft_len in plan.draft_lens
         }
         lone = list(engines.values())
         for draft_len in plan.draft_lens:
             if eagle and draft_len > 1 and config.draft_width != TREE:
                 tree = replace(config, draft_len=draft_len, draft_width=TREE)
-                lone.append(_started(target, tree, stack))
+                lone.append(_engine(target, tree, stack))
         for task in TASKS:
             chosen = prompts[task][: plan.lone_prompts]
             lone_streams.extend(measure_lone_streams(lone, task, chosen, plan.lone_tokens))
@@ -200,6 +200,8 @@ def goals(report: Report, bounds: Bounds) -> list[Goal]:
         name = f"acceptance length, {task}, K = {accepted.draft_len}"
         found.append(Goal(name, accepted.length, bound, most))
         streams = [stream for stream in report.lone_streams if stream.task == task]
+        usual = min(stream.draft_width for stream in streams)
+        streams = [stream for stream in streams if stream.draft_width == usual]
         best = max(streams, key=lambda stream: stream.speedup)
         bound = getattr(bounds, f"speedup_{task}")
         name = f"speedup of one stream, {task}, best K = {best.draft_len}"
@@ -210,11 +212,10 @@ def goals(report: Report, bounds: Bounds) -> list[Goal]:
     return found
 
 
-def _started(target: Target, config: EngineConfig, stack: ExitStack) -> Engine:
-    """An engine that runs until the stack is left."""
+def _engine(target: Target, config: EngineConfig, stack: ExitStack) -> Engine:
+    """An engine whose steps run on this thread, until the stack is left."""
     engine = Engine(target, config)
     stack.callback(engine.close)
-    engine.start()
     return engine
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from draftgate.contract import DraftSource, FinishReason
 from draftgate.engine import Engine, Output, Request
-from draftgate.errors import DraftgateError
 from draftgate.sampling import SamplingParams
 
 __all__ = [
@@ -171,8 +169,8 @@ class _Tally:
     sources: dict[str, int] = field(default_factory=dict)
 
     def add_answer(self, run: _Run) -> None:
-        """A whole generation, once it has ended, after its first output."""
-        run.wait()
+        """A whole generation, run to its end, after its first output."""
+        run.finish()
         times_s = [at_s for at_s, _ in run.outputs]
         self.add((output for _, output in run.outputs[1:]), times_s[-1] - times_s[0])
 
@@ -207,32 +205,28 @@ class _Tally:
 class _Run:
     """One generation's outputs with their times."""
 
+    engine: Engine
     outputs: list[tuple[float, Output]] = field(default_factory=list)
-    ended: threading.Event = field(default_factory=threading.Event)
 
     def __call__(self, output: Output) -> None:
         self.outputs.append((time.perf_counter(), output))
-        if output.finish_reason is not FinishReason.NONE:
-            self.ended.set()
 
-    def wait(self) -> None:
-        """Until the end; raises DraftgateError when the engine failed."""
-        self.ended.wait()
-        error = self.outputs[-1][1].error
-        if error is not None:
-            raise error
+    def finish(self) -> None:
+        """Run steps until its end."""
+        while not self.outputs or self.outputs[-1][1].finish_reason is FinishReason.NONE:
+            self.engine.step()
 
 
 def _submit(
     engine: Engine, request_id: str, input_ids: Sequence[int], params: SamplingParams
 ) -> _Run:
-    run = _Run()
+    run = _Run(engine)
     engine.submit(Request(request_id, tuple(input_ids), params), run)
     return run
 
 
 class _Window:
-    """Receives the outputs of all rows, on the engine's thread, and parts them into steps.
+    """Receives the outputs of all rows and parts them into steps.
 
     A row answers at most once a step, so a step ends where one answers again. The window opens with
     the step after which every row has answered, and is as many steps long as were asked for. No row
@@ -246,20 +240,13 @@ class _Window:
         """Time of the first output, and outputs by request."""
         self._opened: int | None = None
         """Index of the step from whose outputs on time is taken."""
-        self._ended = 0
-        self._error: DraftgateError | None = None
-        self.done = threading.Event()
+        self.done = False
         """The window has been measured, or cannot be any more."""
-        self.all_ended = threading.Event()
 
     def __call__(self, output: Output) -> None:
         if output.finish_reason is not FinishReason.NONE:
-            self.done.set()
-            self._error = output.error
-            self._ended += 1
-            if self._ended == self._rows:
-                self.all_ended.set()
-        if self.done.is_set():
+            self.done = True
+        if self.done:
             return
         if not self._steps or output.request_id in self._steps[-1][1]:
             self._steps.append((time.perf_counter(), {}))
@@ -270,13 +257,10 @@ class _Window:
         if self._opened is None:
             self._opened = len(self._steps) - 1
         elif len(self._steps) - 1 >= self._opened + self._length:
-            self.done.set()
+            self.done = True
 
     def add_to(self, tally: _Tally) -> None:
-        """Raises RuntimeError when not every row decoded in every step, DraftgateError when the
-        engine failed."""
-        if self._error is not None:
-            raise self._error
+        """Raises RuntimeError when not every row decoded in every step."""
         first = self._opened
         counted = [] if first is None else self._steps[first + 1 :]
         outputs = [output for _, step in counted for output in step.values()]
@@ -297,8 +281,9 @@ def _time_window(
     window = _Window(len(prompts), steps)
     for number, ids in enumerate(prompts):
         engine.submit(Request(str(number), tuple(ids), params), window)
-    window.done.wait()
+    while not window.done:
+        engine.step()
     for number in range(len(prompts)):
         engine.stop(str(number))
-    window.all_ended.wait()
+    engine.step()
     window.add_to(tally)

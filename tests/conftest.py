@@ -16,7 +16,13 @@ from tests.support.exporters import exporters
 DRAFTER_DIR = Path(__file__).parent.parent / "drafters" / "smollm2-135m-instruct-eagle3"
 """The drafter that is shipped for the packaged model."""
 
-_CACHE = Path(__file__).parent.parent / "build" / "test-checkpoint"
+_BUILD = Path(__file__).parent.parent / "build"
+_CACHE = _BUILD / "test-checkpoint"
+
+# What servers started by tests measure and keep is theirs, not the user's. A policy that is saved
+# goes to a file of the test's own.
+os.environ["XDG_CACHE_HOME"] = str(_BUILD / "test-cache")
+os.environ["XDG_STATE_HOME"] = str(_BUILD / "test-state")
 
 
 def _keep_to_own_cores() -> None:

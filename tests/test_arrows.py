@@ -24,10 +24,11 @@ ALLOWED = {
     "telemetry": EVERYONE,
     "engine": EVERYONE | {"speculation", "checkpoint"},
     # What Triton's Python backend runs.
-    "backend": EVERYONE | {"engine", "text"},
+    "backend": EVERYONE | {"engine", "speculation", "text"},
     # `backend` for the names of the variables through which it configures the models.
     "upstream": EVERYONE | {"_pb", "backend", "text"},
-    "gateway": EVERYONE | {"_pb", "upstream", "telemetry", "text"},
+    # `speculation` for the words of a policy.
+    "gateway": EVERYONE | {"_pb", "upstream", "speculation", "telemetry", "text"},
     # `speculation` for what it reckons without a server.
     "cli": EVERYONE | {"_pb", "gateway", "upstream", "engine", "checkpoint", "speculation"},
 }

@@ -82,9 +82,18 @@ async def test_a_recording_serves_as_load_and_acceptance(
     files: dict[str, Path], tmp_path: Path
 ) -> None:
     step = {
-        **{"step": 1, "time_s": 0.5, "rows": 4, "prefill_tokens": 0, "kv_tokens": 400},
-        **{"draft_len": 2, "reason": "gain", "drafted": 8, "accepted": 4},
-        **{"outcomes": [[1, 2, 1]] * 4, "expected_ms": None, "measured_ms": 20.0},
+        "step": 1,
+        "time_s": 0.5,
+        "rows": 4,
+        "prefill_tokens": 0,
+        "kv_tokens": 400,
+        "draft_len": 2,
+        "reason": "gain",
+        "drafted": 8,
+        "accepted": 4,
+        "outcomes": [[1, 2, 1]] * 4,
+        "expected_ms": None,
+        "measured_ms": 20.0,
     }
     path = tmp_path / "steps.jsonl"
     lines = [{"format": "draftgate-steps/1"}, *[step] * 50, *[{**step, "rows": 9}] * 50]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,8 @@ from draftgate.cli.serve import DrafterName
 from draftgate.engine.drafters import DRAFTERS
 from tests.support.eagle import write_drafter
 from tests.support.footprint import Footprint
-from tests.support.terminal import DRAFTGATE, Terminal, environment, on_terminal, run_in_pipe
+from tests.support.serving import address_of, serving
+from tests.support.terminal import DRAFTGATE, environment, run_in_pipe
 from tests.support.tiny_models import TINY
 
 pytestmark = pytest.mark.triton
@@ -41,28 +40,6 @@ main()
 """
 
 STORY = ["generate", "Tell me a long story.", "--max-tokens", "2000", "--ignore-eos"]
-
-
-@pytest.fixture
-def footprint(tmp_path: Path) -> Footprint:
-    (tmp_path / "tmp").mkdir()
-    return Footprint(tmp_path / "tmp")
-
-
-@contextlib.asynccontextmanager
-async def serving(
-    footprint: Footprint, *options: str, program: Sequence[str] = DRAFTGATE
-) -> AsyncIterator[Terminal]:
-    arguments = ("serve", "--listen", "127.0.0.1:0", *options)
-    async with on_terminal(*arguments, env=footprint.env, program=program) as terminal:
-        yield terminal
-
-
-async def address_of(terminal: Terminal) -> str:
-    """Wait until the service is ready; where its gateway listens."""
-    await terminal.sees("Ctrl-C stops")
-    [address] = re.findall(r"gateway on (\S+),", terminal.screen)
-    return str(address)
 
 
 async def runs(footprint: Footprint, program: str) -> None:

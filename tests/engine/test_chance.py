@@ -14,6 +14,7 @@ import torch
 from draftgate.engine import Target, load_target
 from draftgate.engine.drafters import Draft, Drafter, DraftQuery, EagleDrafter, EagleHead
 from draftgate.sampling import Verification
+from draftgate.speculation import CostCurve, CostTable
 from tests.support.chi_square import p_value
 from tests.support.drafters import three_tokens
 from tests.support.eagle import write_drafter
@@ -222,10 +223,13 @@ def markov(tmp_path: Path) -> Target:
 
 
 def first_tokens(
-    markov: Target, monkeypatch: pytest.MonkeyPatch, length: Callable[[int, int], int]
+    markov: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    length: Callable[[int, int], int],
+    costs: CostTable | None = None,
 ) -> np.ndarray:
     """How often A and B came first. `length`: how many of two drafts to verify, by the number of
-    the request and by the first token drafted for it."""
+    the request and by the first token drafted for it. costs: what the gate decides by, instead."""
     random = np.random.default_rng(1)
     told = torch.tensor([[0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 1.0, 0.0]])
 
@@ -233,13 +237,23 @@ def first_tokens(
         if len(query.tokens) > 2:
             return Draft()
         drafted = (int(random.choice([A, B])), A)
-        count = length(query.row_id, drafted[0])
+        count = min(length(query.row_id, drafted[0]), query.count)
         return Draft(drafted[:count], probabilities=told[:count] if count else None)
 
     use_drafter(monkeypatch, ScriptedDrafter(rule))
     draws = 4_000
     params = sampled(4, verification=Verification.REJECTION)
-    with running(markov, draft_len=2, max_batch_rows=128, max_waiting=1 << 16) as engine:
+    with running(
+        markov,
+        clock=lambda: 0.0,
+        draft_len=2,
+        max_batch_rows=128,
+        max_waiting=1 << 16,
+        started=False,
+    ) as engine:
+        if costs is not None:
+            engine.engine.use_costs(costs)
+        engine.engine.start()
         streams = [engine.submit(f"{i}", (START,), params) for i in range(draws)]
         came = [stream.wait().tokens for stream in streams]
         assert engine.engine.counters().drafted_tokens > draws / 2
@@ -254,6 +268,17 @@ def test_a_gate_that_looks_at_the_draft_is_not_lossless(
     seen = first_tokens(markov, monkeypatch, lambda row, drafted: 2 if drafted == A else 0)
     assert p_value(seen, seen.sum() * np.array([0.7, 0.3])) < 1e-9
     assert p_value(seen, seen.sum() * np.array([0.85, 0.15])) > 1e-4
+
+
+def test_the_gate_is_lossless_where_to_look_would_pay(
+    markov: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With steps a second near the paper's, 1.0, 0.5 and 0.54 for one, two and three tokens a row,
+    two drafts pay if the first is A and not if it is B. The gate knows the past alone."""
+    ms = {0: 1.0, 1: 1 / 0.5, 2: 1 / 0.54}
+    costs = CostTable({k: CostCurve((k + 1, 128 * (k + 1)), (t, t)) for k, t in ms.items()})
+    seen = first_tokens(markov, monkeypatch, lambda row, drafted: 2, costs)
+    assert p_value(seen, seen.sum() * np.array([0.7, 0.3])) > 1e-4
 
 
 @pytest.mark.parametrize("length", [1, 2, "by load"])

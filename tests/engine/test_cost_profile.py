@@ -14,7 +14,7 @@ from draftgate.engine import Engine, EngineConfig, Target
 from draftgate.engine import engine as engine_module
 from draftgate.engine.cost_profile import costs_file, measure_costs
 from draftgate.errors import DraftgateError
-from draftgate.speculation import CostTable, Mode, Policy
+from draftgate.speculation import CostTable
 from tests.support.eagle import write_drafter
 from tests.support.engine import greedy, running
 from tests.support.speculation import PROMPTS
@@ -54,7 +54,7 @@ def test_it_measures_whole_steps_by_tokens_and_draft_length(
         assert engine.engine.counters().running_rows == 0
         engine.engine.start()
         assert len(engine.run(PROMPTS, greedy(8))) == len(PROMPTS)
-    assert table.draft_lens == (0, 1, 2, 4)
+    assert table.draft_lens == (0, 1, 2, 3, 4)
     for draft_len, curve in table.curves.items():
         assert curve.tokens == tuple(rows * (draft_len + 1) for rows in (1, 2, 4, 8, 16))
         assert curve.kv_us == 0.0
@@ -136,18 +136,3 @@ def test_a_table_of_ones_own(tmp_path: Path, measured: list[CostTable]) -> None:
     path.write_text('{"format": "draftgate-costs/2"}')
     with pytest.raises(DraftgateError, match=r"costs\.json: format"):
         Engine.load(model, replace(CONFIG, costs_file=str(path)))
-
-
-def test_a_saved_policy_holds_at_the_next_start(tmp_path: Path, measured: list[CostTable]) -> None:
-    model, path = write_checkpoint(tmp_path / "model", TINY), tmp_path / "policy.json"
-    config = replace(CONFIG, policy_file=str(path))
-    policy = Policy(mode=Mode.FIXED, draft_len=1, max_step_ms=50.0)
-    Engine.load(model, config).set_policy(Policy(mode=Mode.OFF))
-    assert Engine.load(model, config).gate.policy.mode is Mode.AUTO
-    Engine.load(model, config).set_policy(policy, save=True)
-    assert Engine.load(model, config).gate.policy == policy
-    path.write_text('{"mode": "fixed", "draft_len": 9}')
-    with pytest.raises(DraftgateError, match=r"policy\.json: draft_len: got 9"):
-        Engine.load(model, config)
-    with pytest.raises(DraftgateError, match="policy_file"):
-        Engine.load(model, CONFIG).set_policy(policy, save=True)

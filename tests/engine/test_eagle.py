@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -677,6 +678,14 @@ UNFIT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: with_d2t(folder, torch.full((40,), -1)),
         "d2t maps to ids from -1 to 38, the target has 0 to 95",
     ),
+    "d2t that names a token twice": (
+        lambda folder: with_d2t(folder, -torch.arange(40)),
+        "d2t maps 40 tokens to 1 ids",
+    ),
+    "t2d that says otherwise": (
+        lambda folder: with_d2t(folder, torch.zeros(40, dtype=torch.long)),
+        "d2t and t2d name different tokens of the target",
+    ),
     "heads that the weights do not have": (
         lambda folder: reconfigured(folder, num_attention_heads=3),
         "midlayer.self_attn.q_proj.weight has shape [72, 96], config.json says [24, 96]",
@@ -688,6 +697,10 @@ UNFIT: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (
         lambda folder: (folder / "model.safetensors").unlink(),
         "holds no .safetensors file",
+    ),
+    "half of the weights": (
+        lambda folder: os.truncate(folder / "model.safetensors", 5000),
+        "model.safetensors is damaged",
     ),
     **{
         f"no {name}": (

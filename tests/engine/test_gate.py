@@ -12,11 +12,6 @@ from draftgate.contract import GateReason
 from draftgate.engine import Output, Target
 from draftgate.engine.drafters import (
     Draft,
-    Drafter,
-    EagleDrafter,
-    EagleHead,
-    HybridDrafter,
-    NgramDrafter,
 )
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.sampling import SamplingParams
@@ -28,28 +23,20 @@ from tests.support.engine import (
     Stream,
     greedy,
     running,
-    sampled,
     use_drafter,
 )
 from tests.support.speculation import (
     PROMPTS,
+    SETTINGS,
     VARIED,
     PacedDrafter,
     alone,
+    model_drafter,
     oracle,
     sometimes_right,
     unsteady,
 )
 from tests.support.tiny_models import BLOCK_BYTES, TINY
-
-SETTINGS: dict[str, SamplingParams] = {
-    "greedy": greedy(40),
-    "greedy with penalties": VARIED,
-    "seeded": sampled(40, seed=7, temperature=1.4),
-    "seeded with filters": sampled(
-        40, seed=2**64 - 1, temperature=1.2, top_k=30, top_p=0.9, min_p=0.01
-    ),
-}
 
 
 def costs(free_tokens: int, lens: Sequence[int] = (0, 1, 2, 4, 6)) -> CostTable:
@@ -90,10 +77,6 @@ def run_flipping(
     return {name: stream.wait().tokens for name, stream in streams.items()}
 
 
-def eagle(folder: Path, target: Target) -> Drafter:
-    return HybridDrafter(NgramDrafter(1, 4), EagleDrafter(EagleHead(folder, target), width=1))
-
-
 @pytest.mark.parametrize("how", ["on", "off", "flipping"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_gate_changes_no_token(
@@ -107,7 +90,9 @@ def test_the_gate_changes_no_token(
     for seed in range(3):
         random = np.random.default_rng(seed)
         answer = sometimes_right(oracle(expected), seed)
-        drafter = PacedDrafter(eagle(folder, tiny), lambda query: query.count, answer)
+        drafter = PacedDrafter(
+            model_drafter("hybrid", folder, tiny), lambda query: query.count, answer
+        )
         use_drafter(monkeypatch, drafter)
         with running(
             tiny,
@@ -128,7 +113,7 @@ def test_the_gate_changes_no_token(
                 tokens = engine.run(PROMPTS, params)
             assert tokens == expected
             counters = engine.engine.counters()
-            lens |= {length for length in range(7) if engine.engine.gate.chosen[length]}
+            lens |= {step.draft_len for step in engine.engine.steps_since(0, 1 << 12).steps}
         assert (counters.drafted_tokens > 0) == (how != "off")
     wanted = {"on": 3, "off": 1, "flipping": 2}
     assert len(lens) >= wanted[how], "the gate never changed its mind"
@@ -146,7 +131,9 @@ def test_real_text_under_the_gate(
     """The packaged model: joins and leaves move the load, and K with it."""
     chosen = {name: prompts[name] for name in sorted(prompts)[3::8]}
     answer = sometimes_right(oracle(together, chosen), seed=1, share=0.6)
-    drafter = PacedDrafter(eagle(any_drafter, target), lambda query: query.count, answer)
+    drafter = PacedDrafter(
+        model_drafter("hybrid", any_drafter, target), lambda query: query.count, answer
+    )
     use_drafter(monkeypatch, drafter)
     with running(target, clock=still, draft_len=6, max_batch_rows=4, started=False) as engine:
         engine.engine.use_costs(costs(free_tokens=9))

@@ -54,7 +54,7 @@ class Trace:
             row_id=next(self.ids),
             request=request,
             sink=lambda output: None,
-            sampler=RowSampler(params, request.input_ids, [], SHAPE.vocab_size, CPU),
+            make_sampler=lambda: RowSampler(params, request.input_ids, [], SHAPE.vocab_size, CPU),
             arrived_s=0.0,
             tokens=[0] * prompt,
         )

@@ -60,6 +60,7 @@ def test_it_drafts_what_the_target_says(target: Target, prompts: list[list[int]]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("off", [1, 7, 64, 500])
 def test_after_any_time_without_drafts_it_is_as_good(
     target: Target, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, off: int

@@ -16,20 +16,17 @@ from draftgate.engine import Target
 from draftgate.engine.drafters import (
     Draft,
     Drafter,
-    EagleDrafter,
-    EagleHead,
-    HybridDrafter,
-    NgramDrafter,
 )
-from draftgate.sampling import SamplingParams
 from tests.support.eagle import write_drafter
-from tests.support.engine import ScriptedDrafter, Stream, greedy, running, sampled, use_drafter
+from tests.support.engine import ScriptedDrafter, Stream, greedy, running, use_drafter
 from tests.support.speculation import (
     PROMPTS,
+    SETTINGS,
     VARIED,
     PacedDrafter,
     alone,
     branching,
+    model_drafter,
     oracle,
     paces,
     sometimes_right,
@@ -37,16 +34,6 @@ from tests.support.speculation import (
     within,
 )
 from tests.support.tiny_models import BLOCK_BYTES, TINY
-
-SETTINGS: dict[str, SamplingParams] = {
-    "greedy": greedy(40),
-    "greedy with penalties": VARIED,
-    "seeded": sampled(40, seed=7, temperature=1.4),
-    "seeded with filters": sampled(
-        40, seed=2**64 - 1, temperature=1.2, top_k=30, top_p=0.9, min_p=0.01
-    ),
-    "seeded with penalties": sampled(40, seed=0, presence_penalty=0.5, repetition_penalty=1.2),
-}
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -74,11 +61,6 @@ def test_no_drafter_changes_a_token(
         assert not drafter.rows
         assert 0 < counters.accepted_tokens < counters.drafted_tokens
     assert preemptions > 0
-
-
-def model_drafter(kind: str, folder: Path, target: Target) -> Drafter:
-    eagle = EagleDrafter(EagleHead(folder, target), 4 if kind == "tree" else 1)
-    return HybridDrafter(NgramDrafter(1, 4), eagle) if kind == "hybrid" else eagle
 
 
 @pytest.mark.parametrize("kind", ["eagle", "hybrid"])

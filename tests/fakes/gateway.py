@@ -16,6 +16,7 @@ from typing import Self
 import grpc
 import grpc.aio
 
+from draftgate._pb.draftgate.v1.gate_pb2_grpc import add_GateServiceServicer_to_server
 from draftgate._pb.draftgate.v1.generation_pb2 import (
     DRAFT_SOURCE_NGRAM,
     FINISH_REASON_EOS,
@@ -41,6 +42,7 @@ from draftgate._pb.draftgate.v1.model_pb2_grpc import (
     ModelServiceServicer,
     add_ModelServiceServicer_to_server,
 )
+from tests.fakes.gate_service import FakeGateService
 
 MODEL = Model(
     name="fake",
@@ -87,6 +89,8 @@ class FakeGateway(GenerationServiceServicer, ModelServiceServicer):
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_GenerationServiceServicer_to_server(self, self._server)
         add_ModelServiceServicer_to_server(self, self._server)
+        self.gate = FakeGateService()
+        add_GateServiceServicer_to_server(self.gate, self._server)
 
     async def __aenter__(self) -> Self:
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"

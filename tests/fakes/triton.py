@@ -21,6 +21,8 @@ from draftgate import contract
 from draftgate._pb.inference import grpc_service_pb2 as pb
 from draftgate._pb.inference import grpc_service_pb2_grpc
 from draftgate.contract import DataType, TensorSpec
+from draftgate.errors import DraftgateError, to_wire
+from tests.fakes.gate import FakeGate
 
 __all__ = ["DESCRIPTION", "FakeTriton", "Received", "Script", "Step", "words"]
 
@@ -130,6 +132,7 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self.generations: list[Received] = []
         self.stops: list[str] = []
         self.refuse_stops = False
+        self.gate = FakeGate()
         self.target = ""
         self._stopped: dict[str, asyncio.Event] = {}
         self._server: grpc.aio.Server | None = None
@@ -200,12 +203,25 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         elif contract.STOP in tensors:
             await self._stop_generation(request.id, context)
         elif contract.CONTROL in tensors:
-            op = json.loads(tensors[contract.CONTROL])["op"]
-            answer = {"describe": self.description, "counters": COUNTERS}[op]
-            result = {contract.CONTROL_RESULT: json.dumps(answer)}
-            await _send(context, request, contract.ENGINE_OUTPUTS, result, final=True)
+            await self._control(request, json.loads(tensors[contract.CONTROL]), context)
         else:
             await context.abort(grpc.StatusCode.INTERNAL, "not scripted")
+
+    async def _control(
+        self, request: pb.ModelInferRequest, asked: dict[str, Any], context: Any
+    ) -> None:
+        plain = {"describe": self.description, "counters": COUNTERS}
+        try:
+            answer = (
+                json.dumps(plain[asked["op"]]) if asked["op"] in plain else self.gate.control(asked)
+            )
+        except DraftgateError as error:
+            message = pb.ModelStreamInferResponse(error_message=to_wire(error))
+            message.infer_response.id = request.id
+            await context.write(message)
+            return
+        result = {contract.CONTROL_RESULT: answer}
+        await _send(context, request, contract.ENGINE_OUTPUTS, result, final=True)
 
     async def _stop_generation(self, wire_id: str, context: Any) -> None:
         if self.refuse_stops:

@@ -38,6 +38,7 @@ async def test_reflection_lists_every_service(client: Client) -> None:
     answer = await call.read()
     await call.done_writing()
     assert {service.name for service in answer.list_services_response.service} == {
+        "draftgate.v1.GateService",
         "draftgate.v1.GenerationService",
         "draftgate.v1.ModelService",
         "grpc.health.v1.Health",

@@ -16,11 +16,16 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 
+from draftgate._pb.draftgate.v1 import gate_pb2, gate_pb2_grpc
 from draftgate.text import Tokenizer
 from tests.conftest import DRAFTER_DIR
 from tests.support.gateway import Client
 
 ROWS = 32
+LONGEST = 4
+
+FIXED = gate_pb2.GatePolicy(mode=gate_pb2.GATE_MODE_FIXED, draft_len=LONGEST)
+"""What tests find that have nothing to do with the gate: how much is drafted is certain."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Served:
     """Where its Triton listens."""
     spans: Spans
     """What it exports."""
+    policy_file: Path
+    """Where its gate's policy is kept."""
 
 
 class Spans(otlp_grpc.TraceServiceServicer):
@@ -99,18 +106,27 @@ def served(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         *("--drafter-dir", str(DRAFTER_DIR)),
         *("--max-batch-rows", str(ROWS), "--otlp-endpoint", f"127.0.0.1:{port}"),
     ]
-    log = tmp_path_factory.mktemp("served") / "log"
+    folder = tmp_path_factory.mktemp("served")
+    log, policy_file = folder / "log", folder / "policy.json"
+    command += ["--policy-file", str(policy_file)]
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         address, triton = _addresses(process, log)
-        yield Served(address, triton, spans)
+        set_policy(address, FIXED)
+        yield Served(address, triton, spans, policy_file)
         process.terminate()
         assert process.wait(60) == 0, log.read_text()
     finally:
         process.kill()
         process.wait()
         collector.stop(None)
+
+
+def set_policy(address: str, policy: gate_pb2.GatePolicy) -> None:
+    with grpc.insecure_channel(address) as channel:
+        request = gate_pb2.SetPolicyRequest(policy=policy)
+        gate_pb2_grpc.GateServiceStub(channel).SetPolicy(request, timeout=30)
 
 
 def _addresses(process: subprocess.Popen[bytes], log: Path) -> tuple[str, str]:

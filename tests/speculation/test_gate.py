@@ -142,6 +142,8 @@ def test_an_operator_decides() -> None:
     with pytest.raises(DraftgateError, match="draft_len: got 9, allowed: an integer 0 to 8"):
         gate.set_policy(Policy(Mode.FIXED, draft_len=9))
     assert gate.policy == Policy(max_draft_len=1)
+    gate.set_policy(Policy(max_draft_len=0))
+    assert {(d.draft_len, d.reason) for d in drive(gate, 0.9, 1, 9)} == {(0, GateReason.OPERATOR)}
 
 
 def test_without_costs_it_drafts_what_is_configured() -> None:
@@ -155,6 +157,12 @@ def test_without_costs_it_drafts_what_is_configured() -> None:
 def test_nothing_to_decode_is_nothing_to_draft() -> None:
     decision = Gate(LENS, costs()).decide(load(0, prefill=64))
     assert (decision.draft_len, decision.row_lens) == (0, ())
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_nothing_to_decode_promises_nothing(mode: Mode) -> None:
+    decision = Gate(LENS, costs(), Policy(mode, draft_len=2)).decide(load(0, prefill=64))
+    assert (decision.candidates, decision.speedup, decision.row_lens) == ((), None, ())
 
 
 def cliff(draft_ms: float = 0.9) -> CostTable:
@@ -227,7 +235,7 @@ def test_few_rows_that_come_and_go_switch_little() -> None:
     left: dict[int, int] = {}
     ids = iter(range(10_000))
     for _ in range(1500):
-        if len(rows) < 6 and random.random() < 0.25 or not rows:
+        if (len(rows) < 6 and random.random() < 0.25) or not rows:
             rows.append(next(ids))
             left[rows[-1]] = int(random.integers(4, 24))
         now = Load([RowLoad(row, left[row] - 1) for row in rows], 0, 10 * len(rows))

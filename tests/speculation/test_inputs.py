@@ -33,8 +33,13 @@ def test_a_load_of_phases(tmp_path: Path) -> None:
     phases = [
         {"rows": 8, "duration_s": 10},
         {
-            **{"rows": 2, "duration_s": 0.5, "context_tokens": 900, "prefill_every": 5},
-            **{"prefill_tokens": 64, "prefill_steps": 2, "pause_s": 1.5},
+            "rows": 2,
+            "duration_s": 0.5,
+            "context_tokens": 900,
+            "prefill_every": 5,
+            "prefill_tokens": 64,
+            "prefill_steps": 2,
+            "pause_s": 1.5,
         },
     ]
     found = read_phases(written(tmp_path, {"format": "draftgate-load/1", "phases": phases}))
@@ -121,7 +126,7 @@ def test_a_wrong_table_is_refused_by_name(tmp_path: Path, pairs: object, message
 
 @pytest.mark.parametrize("read", [read_phases, read_requests, read_table])
 def test_what_is_no_file_or_no_object_is_refused(tmp_path: Path, read: Any) -> None:
-    with pytest.raises(DraftgateError, match="cannot read .*nowhere"):
+    with pytest.raises(DraftgateError, match=r"cannot read .*nowhere"):
         read(tmp_path / "nowhere")
     path = tmp_path / "list.json"
     path.write_text("[1]")

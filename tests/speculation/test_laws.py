@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -60,7 +62,7 @@ def test_ema_always_tries_again_from_nothing() -> None:
     law = EmaLaw(LENS)
     lens = drive(law, 40, 0.02, 400)[100:]
     assert set(lens) == {0, 1}
-    assert 20 < sum(a != b for a, b in zip(lens, lens[1:], strict=False))
+    assert sum(a != b for a, b in pairwise(lens)) > 20
 
 
 def test_ema_uses_only_lengths_that_there_are() -> None:

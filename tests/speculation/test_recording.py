@@ -17,9 +17,18 @@ HEADER = {"format": "draftgate-steps/1", "model": "a model"}
 
 def step(rows: int, **changes: Any) -> dict[str, Any]:
     return {
-        **{"step": 1, "time_s": 0.5, "rows": rows, "prefill_tokens": 0, "kv_tokens": 100 * rows},
-        **{"draft_len": 2, "reason": "gain", "drafted": 0, "accepted": 0, "outcomes": []},
-        **{"expected_ms": None, "measured_ms": 20.0},
+        "step": 1,
+        "time_s": 0.5,
+        "rows": rows,
+        "prefill_tokens": 0,
+        "kv_tokens": 100 * rows,
+        "draft_len": 2,
+        "reason": "gain",
+        "drafted": 0,
+        "accepted": 0,
+        "outcomes": [],
+        "expected_ms": None,
+        "measured_ms": 20.0,
         **changes,
     }
 

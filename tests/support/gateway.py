@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from draftgate._pb.draftgate.v1 import (
+    gate_pb2_grpc,
     generation_pb2,
     generation_pb2_grpc,
     model_pb2,
@@ -94,6 +95,7 @@ class Client:
         self.channel = channel
         self.generation = generation_pb2_grpc.GenerationServiceStub(channel)
         self.models = model_pb2_grpc.ModelServiceStub(channel)
+        self.gate = gate_pb2_grpc.GateServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)
 
     async def generate(

@@ -4,21 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from draftgate.engine import Target
-from draftgate.engine.drafters import Draft, Drafter, DraftQuery, Settled
+from draftgate.engine.drafters import (
+    Draft,
+    Drafter,
+    DraftQuery,
+    EagleDrafter,
+    EagleHead,
+    HybridDrafter,
+    NgramDrafter,
+    Settled,
+)
 from draftgate.engine.kv_cache import KVStore
 from draftgate.engine.tree import chain_parents
 from draftgate.sampling import SamplingParams
-from tests.support.engine import ScriptedDrafter, greedy, running
+from tests.support.engine import ScriptedDrafter, greedy, running, sampled
 
 PROMPTS = {f"{n}": tuple((11 * i * i + n * i + n) % 96 for i in range(5 + 7 * n)) for n in range(6)}
 
 VARIED = greedy(40, repetition_penalty=1.3, frequency_penalty=0.4)
 """For what needs tokens that differ: plain greedy soon repeats itself."""
+
+SETTINGS: dict[str, SamplingParams] = {
+    "greedy": greedy(40),
+    "greedy with penalties": VARIED,
+    "seeded": sampled(40, seed=7, temperature=1.4),
+    "seeded with filters": sampled(
+        40, seed=2**64 - 1, temperature=1.2, top_k=30, top_p=0.9, min_p=0.01
+    ),
+    "seeded with penalties": sampled(40, seed=0, presence_penalty=0.5, repetition_penalty=1.2),
+}
+"""Those whose tokens do not depend on what is drafted."""
+
+
+def model_drafter(kind: str, folder: Path, target: Target) -> Drafter:
+    """The EAGLE drafter of a folder, of chains or of a `tree`, or a `hybrid` with it."""
+    eagle = EagleDrafter(EagleHead(folder, target), 4 if kind == "tree" else 1)
+    return HybridDrafter(NgramDrafter(1, 4), eagle) if kind == "hybrid" else eagle
 
 
 def alone(target: Target, params: SamplingParams) -> dict[str, list[int]]:

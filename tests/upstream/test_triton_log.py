@@ -4,8 +4,9 @@ import logging
 
 import pytest
 
+from draftgate.backend.logs import log_to_server
 from draftgate.errors import ErrorCode
-from draftgate.upstream.triton_log import TritonLog
+from draftgate.upstream.triton_log import ENGINE_LOG, TritonLog
 
 I = "I1129 13:15:30.532678 10424 model_lifecycle.cc:777] "  # noqa: E741
 E = "E1129 13:15:30.752789 10424 model_lifecycle.cc:642] "
@@ -68,6 +69,18 @@ def test_a_model_own_error_keeps_its_code() -> None:
     )
 
 
+def test_a_model_s_own_log_keeps_its_level() -> None:
+    """A warning is no failure; an error is the better word than tritonserver's."""
+    assert failure("draftgate WARNING: odd", "what") == (
+        ErrorCode.UNAVAILABLE,
+        "tritonserver ended with status 1: what",
+    )
+    assert failure("draftgate ERROR: the step failed", I + "bye") == (
+        ErrorCode.UNAVAILABLE,
+        "the step failed",
+    )
+
+
 def test_lines_may_come_in_any_pieces_and_are_bounded() -> None:
     log = TritonLog()
     assert log.feed("one\ntw") == ["one"]
@@ -89,4 +102,29 @@ def test_lines_are_logged_with_their_level(caplog: pytest.LogCaptureFixture) -> 
         ("DEBUG", "CudaDriverHelper has not been initialized."),
         ("INFO", "plain"),
         ("DEBUG", "| table |"),
+    ]
+
+
+def test_what_a_model_logs_is_logged_again(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the model's process, through its error stream, with the same words and level."""
+    logger = logging.getLogger("draftgate")
+    handlers, level = list(logger.handlers), logger.level
+    try:
+        logger.handlers.clear()
+        log_to_server()
+        log_to_server()
+        theirs = logging.getLogger("draftgate.engine.engine")
+        theirs.debug("not this")
+        theirs.info("measured in %.1f s", 7.31)
+        theirs.warning("odd: draftgate INFO: x")
+    finally:
+        logger.handlers[:], logger.level = handlers, level
+    caplog.clear()
+    caplog.set_level(logging.DEBUG)
+    TritonLog().feed(capsys.readouterr().err)
+    assert [(r.name, r.levelname, r.message) for r in caplog.records] == [
+        (ENGINE_LOG, "INFO", "measured in 7.3 s"),
+        (ENGINE_LOG, "WARNING", "odd: draftgate INFO: x"),
     ]

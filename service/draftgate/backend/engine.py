@@ -14,10 +14,12 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from draftgate.backend.control import Control
 from draftgate.backend.environment import ENGINE_SETTINGS, model_dir
+from draftgate.backend.logs import log_to_server
 from draftgate.backend.tensors import (
     Inputs,
     PbUtils,
@@ -42,7 +44,6 @@ from draftgate.contract import (
 from draftgate.engine import Engine, EngineConfig, Output, Request
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.sampling import SamplingParams, Verification
-from draftgate.speculation import Policy
 from draftgate.text import Tokenizer
 
 __all__ = ["TritonPythonModel"]
@@ -60,10 +61,12 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         self._pb_utils = load_pb_utils()
+        log_to_server()
         with loading(self._pb_utils):
             directory = model_dir()
             self._tokenizer = Tokenizer.load(directory)
             self._engine = Engine.load(directory, _settings())
+        self._control = Control(self._engine, self._tokenizer)
         self._sender = _Sender(self._pb_utils, self._engine, self._tokenizer)
         self._sender.start()
         self._engine.start(self._sender.end)
@@ -95,34 +98,13 @@ class TritonPythonModel:
             self._engine.stop(request_id)
             sender.send(flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         elif inputs.has(CONTROL):
-            answer = json.dumps(self._control(inputs.text(CONTROL) or ""))
+            answer = self._control.answer(inputs.text(CONTROL) or "")
             sender.send(
                 response(self._pb_utils, ENGINE_OUTPUTS, {CONTROL_RESULT: answer}),
                 flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
             )
         else:
             self._sender.submit(_request(inputs, request_id or uuid.uuid4().hex), sender)
-
-    def _control(self, text: str) -> dict[str, object]:
-        try:
-            asked = json.loads(text)
-            operation = asked.get("op")
-        except (ValueError, AttributeError, RecursionError):
-            raise invalid_argument(CONTROL, text, 'a JSON object with "op"') from None
-        if operation == "describe":
-            return _description(self._engine, self._tokenizer)
-        if operation == "counters":
-            return asdict(self._engine.counters())
-        if operation == "gate":
-            return self._engine.gate_state()
-        if operation == "set_gate_policy":
-            policy = asked.get("policy")
-            if not isinstance(policy, dict):
-                raise invalid_argument("policy", policy, "a JSON object")
-            self._engine.set_policy(Policy.from_mapping(policy), save=asked.get("save") is True)
-            return self._engine.gate_state()
-        allowed = "describe, counters, gate or set_gate_policy"
-        raise invalid_argument(f"{CONTROL}.op", operation, allowed)
 
 
 @dataclass(eq=False)
@@ -328,21 +310,3 @@ def _read(inputs: Inputs, spec: TensorSpec) -> Any:
         values = inputs.integers(spec.name)
         return None if values is None else tuple(values)
     return inputs.integer(spec.name)
-
-
-def _description(engine: Engine, tokenizer: Tokenizer) -> dict[str, object]:
-    model, config = engine.target.config, engine.config
-    speculates = config.drafter != "none" and config.draft_len > 0
-    return {
-        "name": model.name,
-        "architecture": model.shape.architecture,
-        "quantization": model.quantization,
-        "compute_dtype": config.dtype,
-        "vocab_size": model.shape.vocab_size,
-        "max_sequence_tokens": engine.max_sequence_tokens,
-        "eos_token_ids": list(model.eos_token_ids),
-        "has_chat_template": tokenizer.has_chat_template,
-        "drafter": config.drafter if speculates else "",
-        "max_draft_len": config.draft_len if speculates else 0,
-        "max_batch_rows": engine.max_batch_rows,
-    }

@@ -18,7 +18,7 @@ import typer
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from draftgate import __version__
-from draftgate.cli import chat, generate, serve
+from draftgate.cli import chat, generate, serve, top
 from draftgate.cli.gate import gate_app
 from draftgate.cli.model import model_app
 from draftgate.cli.preparation import PreparationFailedError
@@ -40,6 +40,7 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.command()(top.top)
 app.add_typer(model_app, name="model")
 app.add_typer(gate_app, name="gate")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -17,6 +17,9 @@ from draftgate._pb.draftgate.v1.gate_pb2 import (
     GetStateRequest,
     SetPolicyRequest,
     WatchStateRequest,
+    WatchStateResponse,
+    WatchStepsRequest,
+    WatchStepsResponse,
 )
 from draftgate._pb.draftgate.v1.gate_pb2_grpc import GateServiceStub
 from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest, GenerateResponse
@@ -26,6 +29,8 @@ from draftgate._pb.draftgate.v1.model_pb2_grpc import ModelServiceStub
 from draftgate.errors import DraftgateError, ErrorCode
 
 __all__ = ["GatewayClient"]
+
+_Event = TypeVar("_Event")
 
 
 class GatewayClient:
@@ -87,18 +92,16 @@ class GatewayClient:
             raise self._translate(error, timeout_s) from error
         return response.state
 
-    async def watch_gate(self, *, interval_ms: int) -> AsyncGenerator[GateState, None]:
+    def watch_gate(self, *, interval_ms: int) -> AsyncGenerator[WatchStateResponse, None]:
         """The same every `interval_ms`. Closing the generator ends it on the server."""
-        call = GateServiceStub(self._channel).WatchState(WatchStateRequest(interval_ms=interval_ms))
-        answered = False
-        try:
-            async for response in call:
-                answered = True
-                yield response.state
-        except grpc.aio.AioRpcError as error:
-            raise self._translate(error, float("inf"), answered=answered) from error
-        finally:
-            call.cancel()
+        request = WatchStateRequest(interval_ms=interval_ms)
+        return self._events(GateServiceStub(self._channel).WatchState(request))
+
+    def watch_steps(self, *, interval_ms: int) -> AsyncGenerator[WatchStepsResponse, None]:
+        """What becomes of the engine's steps from now on, the first answer at once. Closing the
+        generator ends it on the server."""
+        request = WatchStepsRequest(interval_ms=interval_ms)
+        return self._events(GateServiceStub(self._channel).WatchSteps(request))
 
     async def set_gate_policy(
         self, policy: GatePolicy, *, save: bool, timeout_s: float
@@ -111,11 +114,17 @@ class GatewayClient:
             raise self._translate(error, timeout_s) from error
         return response.state
 
-    async def generate(
+    def generate(
         self, request: GenerateRequest, *, timeout_s: float
     ) -> AsyncGenerator[GenerateResponse, None]:
         """The events of one generation. Closing the generator cancels it on the server."""
         call = GenerationServiceStub(self._channel).Generate(request, timeout=timeout_s)
+        return self._events(call, timeout_s)
+
+    async def _events(
+        self, call: grpc.aio.UnaryStreamCall[Any, _Event], timeout_s: float = float("inf")
+    ) -> AsyncGenerator[_Event, None]:
+        """What a call streams; it ends with the generator."""
         answered = False
         try:
             async for event in call:

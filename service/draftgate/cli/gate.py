@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from draftgate.cli import gate_replay, gate_server
+from draftgate.cli import gate_record, gate_replay, gate_server
 from draftgate.speculation.compiler import TARGETS, compile_schedule, schedule
 from draftgate.speculation.explain import explain as explained
 from draftgate.speculation.grids import find_costs
@@ -20,6 +20,7 @@ gate_app = typer.Typer(
 gate_app.command(name="state")(gate_server.state)
 gate_app.command(name="watch")(gate_server.watch)
 gate_app.command(name="set")(gate_server.set_policy)
+gate_app.command(name="record")(gate_record.record)
 gate_app.command(name="replay")(gate_replay.replay_laws)
 
 

@@ -1,25 +1,34 @@
-"""The commands of `draftgate gate` that talk to a server."""
+"""The commands of `draftgate gate` that look at a server's gate and steer it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sys
+from contextlib import aclosing
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 from google.protobuf import json_format
 
-from draftgate._pb.draftgate.v1 import gate_pb2, generation_pb2
+from draftgate._pb.draftgate.v1 import gate_pb2
 from draftgate.cli import options
 from draftgate.cli.client import GatewayClient
+from draftgate.cli.gate_words import age_words, policy_words, reason_name, source_name
+from draftgate.cli.render import print_note, write_lines
+from draftgate.cli.rows import print_rows
 
 __all__ = ["set_policy", "state", "watch"]
+
+_NO_LIMIT = "none"
+_LIMITS = {"max_draft_len": int, "max_step_ms": float, "max_tpot_ms": float}
 
 Timeout = Annotated[
     float, typer.Option(min=0.001, metavar="SECONDS", help="Give up after this long.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, with the names of the API.")]
 
 
 class ModeName(StrEnum):
@@ -48,7 +57,11 @@ def state(
         async with GatewayClient(server) as client:
             return await client.gate_state(timeout_s=timeout)
 
-    _show(asyncio.run(ask()), as_json=as_json)
+    found = asyncio.run(ask())
+    if as_json:
+        write_lines(sys.stdout, _json(found))
+    else:
+        print_rows(_rows(found))
 
 
 def watch(
@@ -59,110 +72,170 @@ def watch(
     """The same again and again, a line each, until Ctrl-C."""
 
     async def follow() -> None:
-        async with GatewayClient(server) as client:
-            async for each in client.watch_gate(interval_ms=interval_ms):
-                typer.echo(_json(each) if as_json else _line(each))
+        async with (
+            GatewayClient(server) as client,
+            aclosing(client.watch_gate(interval_ms=interval_ms)) as states,
+        ):
+            async for each in states:
+                write_lines(sys.stdout, _json(each.state) if as_json else _line(each.state))
 
-    asyncio.run(follow())
+    # Ctrl-C is how it ends.
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(follow())
 
 
 def set_policy(
-    mode: Annotated[ModeName, typer.Option(help="Who decides the draft length.")],
     server: options.Server = options.DEFAULT_SERVER,
-    draft_len: Annotated[int | None, typer.Option(help="For `fixed`.")] = None,
-    max_draft_len: Annotated[int | None, typer.Option(help="Longest draft.")] = None,
+    mode: Annotated[
+        ModeName | None,
+        typer.Option(help="Who decides the draft length: the gate, nobody, or --draft-len."),
+    ] = None,
+    draft_len: Annotated[
+        int | None, typer.Option(help="Draft length of every step, with the mode fixed.")
+    ] = None,
+    max_draft_len: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Longest draft.")
+    ] = None,
     max_step_ms: Annotated[
-        float | None, typer.Option(help="Ceiling on a step, so on the gap between chunks.")
+        str | None,
+        typer.Option(
+            metavar="MS|none", help="Ceiling on a step's time, so on the gap between two chunks."
+        ),
     ] = None,
     max_tpot_ms: Annotated[
-        float | None, typer.Option(help="Wish for the mean time per output token.")
+        str | None, typer.Option(metavar="MS|none", help="Wish for the mean time per output token.")
     ] = None,
-    save: Annotated[bool, typer.Option("--save", help="At the next start too.")] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep the whole policy for the next start too.")
+    ] = False,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Replace the gate's policy; it holds from the next step on."""
-    if (draft_len is not None) != (mode is ModeName.FIXED):
-        raise typer.BadParameter(
-            "goes with --mode fixed, and with no other", param_hint="--draft-len"
-        )
-    policy = gate_pb2.GatePolicy(mode=_MODES[mode], draft_len=draft_len or 0)
-    for name, value in (
-        ("max_draft_len", max_draft_len),
-        ("max_step_ms", max_step_ms),
-        ("max_tpot_ms", max_tpot_ms),
-    ):
-        if value is not None:
-            setattr(policy, name, value)
+    """Change the gate's policy, from the next step on; what is not named stays as it is.
 
-    async def ask() -> gate_pb2.GateState:
+    The server takes whole policies: this reads the present one, changes what is named, `none` takes
+    a limit away, and sends all of it. What was and what is are printed.
+    """
+    limits = {"max_draft_len": max_draft_len, "max_step_ms": max_step_ms}
+    limits["max_tpot_ms"] = max_tpot_ms
+    if not save and mode is None and draft_len is None and set(limits.values()) == {None}:
+        raise typer.BadParameter("name what to change, --mode off say")
+
+    async def ask() -> tuple[gate_pb2.GatePolicy, gate_pb2.GatePolicy]:
         async with GatewayClient(server) as client:
-            return await client.set_gate_policy(policy, save=save, timeout_s=timeout)
+            before = (await client.gate_state(timeout_s=timeout)).policy
+            policy = gate_pb2.GatePolicy()
+            policy.CopyFrom(before)
+            _change_mode(policy, mode, draft_len)
+            for name, text in limits.items():
+                if text is not None:
+                    _change_limit(policy, name, text)
+            after = await client.set_gate_policy(policy, save=save, timeout_s=timeout)
+            return before, after.policy
 
-    _show(asyncio.run(ask()), as_json=False)
+    before, after = asyncio.run(ask())
+    print_rows([("was", policy_words(before)), ("is", policy_words(after))])
+    if not save:
+        print_note("Until the server's next start; --save keeps it.")
 
 
-def _show(found: gate_pb2.GateState, *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(_json(found))
+def _change_mode(policy: gate_pb2.GatePolicy, mode: ModeName | None, draft_len: int | None) -> None:
+    """Raises typer.BadParameter for a draft length without the mode fixed, and the reverse."""
+    if mode is not None:
+        policy.mode = _MODES[mode]
+    if policy.mode != gate_pb2.GATE_MODE_FIXED:
+        if draft_len is not None:
+            raise typer.BadParameter("goes with --mode fixed", param_hint="--draft-len")
+        policy.ClearField("draft_len")
+    elif draft_len is not None:
+        _put(policy, "draft_len", draft_len)
+    elif not policy.HasField("draft_len"):
+        raise typer.BadParameter("needs --draft-len", param_hint="--mode fixed")
+
+
+def _change_limit(policy: gate_pb2.GatePolicy, name: str, text: str) -> None:
+    """Raises typer.BadParameter for text that is neither a number nor `none`."""
+    if text == _NO_LIMIT:
+        policy.ClearField(name)  # type: ignore[arg-type]  # a field's name
         return
-    for name, text in _rows(found):
-        typer.echo(f"{name}\t{text}")
+    try:
+        value = _LIMITS[name](text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is neither a number nor {_NO_LIMIT}", param_hint=_option(name)
+        ) from None
+    _put(policy, name, value)
+
+
+def _put(policy: gate_pb2.GatePolicy, name: str, value: float) -> None:
+    try:
+        setattr(policy, name, value)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{value} is too large or too small", param_hint=_option(name)
+        ) from None
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _json(found: gate_pb2.GateState) -> str:
-    return json.dumps(json_format.MessageToDict(found, preserving_proto_field_name=True))
+    return json.dumps(
+        json_format.MessageToDict(
+            found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+    )
 
 
 def _line(found: gate_pb2.GateState) -> str:
     speedup = f"{found.expected_speedup:.2f}x" if found.HasField("expected_speedup") else "-"
     return (
-        f"K {found.draft_len}  {_reason(found.reason):<14}  rows {found.rows:>3}  "
-        f"step {found.measured_step_ms:7.1f} ms (expected {found.expected_step_ms:7.1f})  "
+        f"rows {found.running_rows:>3} + {found.waiting_rows:<3}  "
+        f"K {found.draft_len} {reason_name(found.reason):<14}  "
+        f"step {found.measured_step_ms:7.1f} ms, expected {_expected(found):>7}  "
         f"speedup {speedup}"
     )
 
 
+def _expected(found: gate_pb2.GateState) -> str:
+    return f"{found.expected_step_ms:.1f}" if found.HasField("expected_step_ms") else "-"
+
+
 def _rows(found: gate_pb2.GateState) -> list[tuple[str, str]]:
-    policy = found.policy
-    mode = gate_pb2.GateMode.Name(policy.mode).removeprefix("GATE_MODE_").lower()
-    limits = [
-        f"{name} {getattr(policy, name):g}"
-        for name in ("max_draft_len", "max_step_ms", "max_tpot_ms")
-        if policy.HasField(name)
-    ]
-    if policy.mode == gate_pb2.GATE_MODE_FIXED:
-        limits.insert(0, f"draft_len {policy.draft_len}")
     rows = [
-        ("policy", ", ".join([mode, *limits])),
-        ("draft length", f"{found.draft_len} ({_reason(found.reason)})"),
-        ("rows", f"{found.rows}"),
-        ("steps", f"{found.steps}, {found.switches} switches"),
-        (
-            "step time",
-            f"{found.measured_step_ms:.1f} ms, expected {found.expected_step_ms:.1f} ms",
-        ),
+        ("policy", policy_words(found.policy)),
+        ("rows", f"{found.running_rows} running, {found.waiting_rows} waiting"),
+        ("KV cache", f"{found.kv_used_tokens:,} of {found.kv_total_tokens:,} tokens"),
     ]
+    if found.steps:
+        rows += [
+            ("last draft length", f"{found.draft_len} ({reason_name(found.reason)})"),
+            ("last step time", f"{found.measured_step_ms:.1f} ms, expected {_expected(found)} ms"),
+        ]
     if found.HasField("expected_speedup"):
         rows.append(("expected speedup", f"{found.expected_speedup:.2f}x"))
+    rows += [
+        ("steps", f"{found.steps:,}, the draft length changed {found.switches:,} times"),
+        ("tokens", f"{found.emitted_tokens:,} in {age_words(found.uptime_s)}"),
+        ("drafts accepted", f"{found.accepted_tokens:,} of {found.drafted_tokens:,}"),
+    ]
     for each in found.acceptance:
-        source = generation_pb2.DraftSource.Name(each.draft_source).removeprefix("DRAFT_SOURCE_")
         rates = " ".join(f"{rate:.2f}" for rate in each.rates)
-        rows.append((f"acceptance, {source.lower()}", rates))
-    for each in found.reasons:
-        rows.append((f"steps, {_reason(each.reason)}", f"{each.steps}"))
+        rows.append((f"acceptance by place, {source_name(each.draft_source)}", rates))
+    for candidate in found.candidates:
+        rows.append(
+            (
+                f"draft length {candidate.draft_len}",
+                f"{candidate.tokens:.2f} tokens in {candidate.step_ms:.1f} ms",
+            )
+        )
+    for count in found.reasons:
+        rows.append((f"steps, {reason_name(count.reason)}", f"{count.steps:,}"))
     if found.HasField("costs"):
-        age = f", {found.costs.age_s / 60:.0f} min old" if found.costs.HasField("age_s") else ""
-        rows.append(("costs", f"{found.costs.source}{age}"))
-        for each in found.costs.corrections:
-            kind = "with" if each.drafted else "without"
-            name = f"correction, from {each.tokens} tokens {kind} drafts"
-            rows.append((name, f"{each.ratio:.2f} ({each.observations:.0f} steps)"))
+        age = f", {age_words(found.costs.age_s)} old" if found.costs.HasField("age_s") else ""
+        rows.append(("step times from", f"{found.costs.source}{age}"))
+        for correction in found.costs.corrections:
+            kind = "with" if correction.drafted else "without"
+            name = f"corrected from {correction.tokens} tokens {kind} drafts"
+            rows.append((name, f"x {correction.ratio:.2f} ({correction.observations:.0f} steps)"))
     return rows
-
-
-def _reason(number: generation_pb2.GateReason.ValueType) -> str:
-    try:
-        name = generation_pb2.GateReason.Name(number)
-    except ValueError:
-        return f"reason {number}"
-    return name.removeprefix("GATE_REASON_").lower().replace("_", " ")

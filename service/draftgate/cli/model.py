@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from draftgate.checkpoint import (
     Agreement,
@@ -21,6 +20,7 @@ from draftgate.checkpoint import (
     inspect_checkpoint,
 )
 from draftgate.checkpoint.inspection import ScaleRange
+from draftgate.cli.rows import print_rows
 
 __all__ = ["model_app"]
 
@@ -73,10 +73,10 @@ def inspect(
             content["agreement"] = {**asdict(measured), "arithmetic": _ARITHMETIC}
         typer.echo(json.dumps(content, indent=2))
         return
-    _print(str(folder), _report_rows(report))
+    print_rows(_report_rows(report), str(folder))
     if measured is not None:
         typer.echo()
-        _print("FP8 against the source", _agreement_rows(measured))
+        print_rows(_agreement_rows(measured), "FP8 against the source")
         typer.echo(_ARITHMETIC)
 
 
@@ -142,18 +142,3 @@ def _range_text(scales: ScaleRange | None) -> str:
     if scales is None:
         return "none"
     return f"{scales.smallest:.3g} to {scales.largest:.3g} ({scales.count})"
-
-
-def _print(title: str, rows: list[tuple[str, str]]) -> None:
-    """A table on a terminal; in a pipe one line a row, a tab between name and value."""
-    console = Console()
-    if not console.is_terminal:
-        for name, value in rows:
-            typer.echo(f"{name}\t{value}")
-        return
-    table = Table(title=title, show_header=False, title_justify="left")
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table, markup=False)

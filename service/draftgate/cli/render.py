@@ -33,6 +33,8 @@ __all__ = [
     "pieces",
     "print_error",
     "print_note",
+    "write_lines",
+    "writing",
 ]
 
 # C0 without tab and newline, DEL, C1. Without ESC and CSI the rest of a sequence is only text.
@@ -54,12 +56,15 @@ class Kind(Enum):
 
 
 class LogFormatter(logging.Formatter):
-    """Log records for a terminal: what they quote is as untrusted as a model's text."""
+    """Log records for a terminal: what they quote is as untrusted as a model's text. What is no
+    trouble looks like all else that the command says."""
 
     def __init__(self) -> None:
         super().__init__("%(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
+        if record.levelno == logging.INFO:
+            return clean(f"draftgate: {record.getMessage()}")
         return clean(super().format(record))
 
 
@@ -94,25 +99,37 @@ class Renderer:
             self._at_line_start = True
 
     def _emit(self, text: str) -> None:
-        with self._written():
+        with writing(self._out, "the answer"):
             self._out.write(text)
 
     def _flush(self) -> None:
-        with self._written():
+        with writing(self._out, "the answer"):
             self._out.flush()
 
-    @contextmanager
-    def _written(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError as error:
-            discard(self._out)
-            raise ReaderGoneError from error
-        except OSError as error:
-            discard(self._out)
-            raise DraftgateError(
-                ErrorCode.INTERNAL, f"the answer cannot be written: {error.strerror}"
-            ) from error
+
+def write_lines(out: TextIO, *lines: str) -> None:
+    """Lines on `out`, there at once. Raises ReaderGoneError when `out` is a closed pipe."""
+    with writing(out, "the output"):
+        out.write("".join(f"{line}\n" for line in lines))
+        out.flush()
+
+
+@contextmanager
+def writing(out: TextIO, what: str) -> Iterator[None]:
+    """Tells the failures of writing `what` to `out` apart.
+
+    Raises ReaderGoneError when it is a closed pipe, DraftgateError for any other.
+    """
+    try:
+        yield
+    except BrokenPipeError as error:
+        discard(out)
+        raise ReaderGoneError from error
+    except OSError as error:
+        discard(out)
+        raise DraftgateError(
+            ErrorCode.INTERNAL, f"{what} cannot be written: {error.strerror}"
+        ) from error
 
 
 def discard(out: TextIO) -> None:

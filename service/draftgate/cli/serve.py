@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +16,7 @@ import draftgate
 from draftgate.cli import options
 from draftgate.cli.render import LogFormatter
 from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.speculation import CostTable
 
 __all__ = ["serve"]
 
@@ -29,6 +32,13 @@ class Dtype(StrEnum):
 
     BFLOAT16 = "bfloat16"
     FLOAT32 = "float32"
+
+
+class GateName(StrEnum):
+    """Who can decide the draft length."""
+
+    AUTO = "auto"
+    FIXED = "fixed"
 
 
 class DrafterName(StrEnum):
@@ -74,13 +84,39 @@ def serve(
         float,
         typer.Option(min=0.0, metavar="SECONDS", help="How long streams may finish at the end."),
     ] = 10.0,
+    gate: Annotated[
+        GateName,
+        typer.Option(
+            rich_help_panel=_ENGINE,
+            help="Who decides the draft length: auto by load, after measuring once what steps "
+            "cost here (10 s); fixed takes --draft-len.",
+        ),
+    ] = GateName.AUTO,
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=_ENGINE,
+            help="What steps cost, for --gate auto to start from.",
+            show_default="measured here, at the first start",
+        ),
+    ] = None,
+    policy_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=_ENGINE,
+            help="Where `draftgate gate set --save` keeps the gate's policy.",
+            show_default="one for each checkpoint, in XDG_STATE_HOME/draftgate",
+        ),
+    ] = None,
     draft_len: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=64,
             rich_help_panel=_ENGINE,
-            help="Draft length of every step; 0 never speculates.",
+            help="Longest draft, with --gate fixed the only one; 0 never speculates.",
             show_default="the engine's",
         ),
     ] = None,
@@ -182,12 +218,16 @@ def serve(
     import uvloop
 
     from draftgate.cli.lifecycle import ServeConfig, run_until_stopped
+    from draftgate.upstream.triton_log import ENGINE_LOG
 
     repository = _model_repository(model_repository)
     packaged = source is None and model_dir is None
     source, checkpoint = _checkpoint(source, model_dir, repository)
     settings = {
         **_drafter(drafter, drafter_dir, packaged=packaged),
+        "gate": gate.value,
+        "costs_file": _costs_file(costs),
+        "policy_file": _policy_file(policy_file, checkpoint),
         "draft_len": draft_len,
         "draft_width": draft_width,
         "dtype": None if dtype is None else dtype.value,
@@ -209,6 +249,7 @@ def serve(
     log = logging.StreamHandler()
     log.setFormatter(LogFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[log])
+    logging.getLogger(ENGINE_LOG).setLevel(logging.INFO)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         raise typer.Exit(runner.run(run_until_stopped(config)))
 
@@ -263,6 +304,29 @@ def _drafter(
             ErrorCode.NOT_FOUND, f"--drafter-dir: {folder} holds no drafter (no config.json)"
         )
     return {"drafter": name, "drafter_dir": str(folder.absolute())}
+
+
+def _policy_file(given: Path | None, checkpoint: Path) -> str | None:
+    """Where the engine keeps the gate's policy; None where the user has no folder for such."""
+    if given is not None:
+        return str(given.absolute())
+    folder = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(folder):
+        folder = os.path.expanduser("~/.local/state")
+    if not os.path.isabs(folder):
+        return None
+    # Checkpoints of one name may lie in several places.
+    path = checkpoint.resolve()
+    key = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    return str(Path(folder, "draftgate", f"{path.name}-{key}.policy.json"))
+
+
+def _costs_file(path: Path | None) -> str | None:
+    """Raises DraftgateError when it is no table of step times."""
+    if path is None:
+        return None
+    CostTable.load(path)
+    return str(path.absolute())
 
 
 def _checkpoint(

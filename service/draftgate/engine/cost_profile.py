@@ -13,7 +13,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,9 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 _MOST_TOKENS = 160
 """A pass over more is not measured, but for the longest drafts' line to go on from."""
 
+_MEASURED = (0, 1, 2, 4, 8, 16, 32, 64)
+"""Draft lengths that are measured, beside the longest."""
+
 _REPEATS = 3
 _MARGIN = 0.8
 """Share of the budget after which no further batch size is begun."""
@@ -57,38 +60,51 @@ def measure_costs(
     assert drafter is not None
     engine.stepper.drafter = _FullDrafts(drafter)
     bench = _Bench(engine, clock)
-    points: dict[int, list[tuple[int, float]]] = {draft_len: [] for draft_len in lens}
+    times_ms: dict[int, dict[int, float]] = {k: {} for k in lens if k in _MEASURED or k == lens[-1]}
     kv_us = bench.kv_us(lens)
     for rows in _BATCHES:
         if rows > engine.max_batch_rows or (clock() > until_s and rows > _BATCHES[1]):
             break
         bench.fill(rows)
-        for draft_len in lens:
-            tokens = rows * (draft_len + 1)
-            if tokens > _MOST_TOKENS and len(points[draft_len]) > 1:
+        for draft_len, found in times_ms.items():
+            if rows * (draft_len + 1) > _MOST_TOKENS and len(found) > 1:
                 continue
             step_ms = bench.step_ms(draft_len)
             base_ms = step_ms - bench.kv_tokens * kv_us[draft_len] / 1e3
-            points[draft_len].append((tokens, max(base_ms, 0.5 * step_ms)))
+            found[rows] = max(base_ms, 0.5 * step_ms)
     bench.empty()
     engine.stepper.drafter = drafter
     return CostTable(
-        {
-            draft_len: CostCurve(
-                tuple(tokens for tokens, _ in found),
-                tuple(time_ms for _, time_ms in found),
-                kv_us[draft_len],
-            )
-            for draft_len, found in points.items()
-        },
+        {k: _curve(k, found, kv_us[k]) for k, found in _with_between(times_ms, lens).items()},
         source=f"{_hardware()}; {engine.target.config.name}; {engine.config.drafter}",
         measured_at_s=round(time.time()),
     ).grown()
 
 
-def costs_file(engine: Engine, folder: Path | None = None) -> Path:
-    """Where the table of such an engine on such a machine is kept; folder: by default the user's
-    cache."""
+def _with_between(
+    times_ms: Mapping[int, Mapping[int, float]], lens: Sequence[int]
+) -> dict[int, Mapping[int, float]]:
+    """Milliseconds by rows for every draft length: on a line between the next shorter and the next
+    longer one where it was not measured."""
+    found: dict[int, Mapping[int, float]] = {}
+    for draft_len in lens:
+        low = max(k for k in times_ms if k <= draft_len)
+        high = min(k for k in times_ms if k >= draft_len)
+        share = (draft_len - low) / max(high - low, 1)
+        found[draft_len] = {
+            rows: (1 - share) * times_ms[low][rows] + share * time_ms
+            for rows, time_ms in times_ms[high].items()
+        }
+    return found
+
+
+def _curve(draft_len: int, times_ms: Mapping[int, float], kv_us: float) -> CostCurve:
+    tokens = tuple(rows * (draft_len + 1) for rows in times_ms)
+    return CostCurve(tokens, tuple(times_ms.values()), kv_us)
+
+
+def costs_file(engine: Engine) -> Path:
+    """Where the table of such an engine on such a machine is kept, in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     config = engine.config
     told = {
@@ -102,7 +118,7 @@ def costs_file(engine: Engine, folder: Path | None = None) -> Path:
         "positions": engine.max_sequence_tokens,
     }
     key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
-    return (folder or cache / "draftgate" / "costs") / f"{key}.json"
+    return cache / "draftgate" / "costs" / f"{key}.json"
 
 
 class _FullDrafts(Drafter):
@@ -161,9 +177,8 @@ class _Bench:
         ends = {0, lens[-1]}
         times: dict[int, dict[int, float]] = {}
         for context in (self._context, longer):
-            self._add(context)
+            self.fill(1, context)
             times[context] = {draft_len: self.step_ms(draft_len) for draft_len in ends}
-            self.empty()
         more = max(longer - self._context, 1)
         slopes = {
             k: max(1e3 * (times[longer][k] - times[self._context][k]) / more, 0.0) for k in ends
@@ -171,11 +186,15 @@ class _Bench:
         low, high = slopes[0], slopes[lens[-1]]
         return {k: low + (high - low) * k / max(lens[-1], 1) for k in lens}
 
-    def fill(self, rows: int) -> None:
-        """Rows of short context, so many in all: the present ones leave."""
+    def fill(self, rows: int, context: int | None = None) -> None:
+        """So many rows, of this context or a short one, in place of those that are there; all of
+        them decode."""
         self.empty()
+        self._engine.set_policy(Policy(mode=Mode.OFF))
         for _ in range(rows):
-            self._add(self._context)
+            self._submit(context or self._context)
+        while len(self._live) < rows:
+            self._engine.step()
 
     def step_ms(self, draft_len: int) -> float:
         """A step with this draft length: the median of some, after one that is not counted."""
@@ -193,8 +212,7 @@ class _Bench:
             self._engine.stop(request_id)
         self._engine.step()
 
-    def _add(self, context: int) -> None:
-        """One more row, and steps until it decodes."""
+    def _submit(self, context: int) -> None:
         number = next(self._numbers)
         request_id = f"cost profile {number}"
 
@@ -208,10 +226,7 @@ class _Bench:
         params = SamplingParams(
             max_tokens=self._engine.max_sequence_tokens, temperature=0.0, ignore_eos=True
         )
-        self._engine.set_policy(Policy(mode=Mode.OFF))
         self._engine.submit(Request(request_id, ids, params), took)
-        while request_id not in self._live:
-            self._engine.step()
 
 
 def _hardware() -> str:

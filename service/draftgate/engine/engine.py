@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from draftgate.contract import FinishReason
-from draftgate.engine.allocator import keep_freed_memory
 from draftgate.engine.config import EngineConfig
 from draftgate.engine.cost_profile import costs_file, measure_costs
 from draftgate.engine.drafters import Drafter, make_drafter
 from draftgate.engine.gating import make_gate, save_policy, saved_policy
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
 from draftgate.engine.model import Target, load_target, sequence_limit
-from draftgate.engine.request import EngineCounters, Request, Sink
+from draftgate.engine.recent_ids import RecentIds
+from draftgate.engine.request import EngineCounters, Request, Sink, check_request
 from draftgate.engine.sampler import RowSampler
 from draftgate.engine.scheduler import Scheduler
 from draftgate.engine.sequence import Sequence
 from draftgate.engine.step import Stepper
-from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
-from draftgate.sampling import check_token_ids
-from draftgate.speculation import CostTable, Gate, Policy, gate_state
+from draftgate.engine.step_log import StepsSince
+from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.speculation import CostTable, Gate, Mode, Policy, gate_state
 
 __all__ = ["Engine"]
 
 _LOG = logging.getLogger(__name__)
-
-_IDS_KEPT = 4096
-"""How many ids are remembered of stops that came first, and of generations that have ended."""
 
 _EARLY_STOP_S = 10.0
 """How long a stop waits for the request that it overtook."""
@@ -73,7 +72,8 @@ class Engine:
             drafter.attach(self._cache.stores[1])
         self.max_sequence_tokens = min(wanted, self._cache.total_blocks * BLOCK_TOKENS)
         self._scheduler = Scheduler(config, self._cache)
-        self._gate = make_gate(config, costs)
+        self._speculates = drafter is not None and config.draft_len > 0
+        self._gate = make_gate(config, costs, speculates=self._speculates)
         self._stepper = Stepper(
             target,
             self._cache,
@@ -82,11 +82,10 @@ class Engine:
             self.max_sequence_tokens,
             clock,
         )
-        self._started_s = clock()
         self._row_ids = itertools.count()
         self._by_id: dict[str, Sequence] = {}
-        self._stopped_ids = _RecentIds()
-        self._ended_ids = _RecentIds()
+        self._stopped_ids = RecentIds()
+        self._ended_ids = RecentIds()
         self._freed_cancelled = 0
         self._work = threading.Condition()
         self._closing = False
@@ -99,6 +98,14 @@ class Engine:
         cls, model_dir: Path, config: EngineConfig, *, drafter: Drafter | None = None
     ) -> Engine:
         """Load a checkpoint and make an engine of it; `start` runs it."""
+        # On a thread that ends: OpenMP keeps a team of threads for every thread that has computed,
+        # and once there are more of them than cores it lets all of them sleep between two loops. A
+        # step of the engine's thread would then take nearly twice as long.
+        with ThreadPoolExecutor(1, thread_name_prefix="draftgate-load") as loader:
+            return loader.submit(cls._load, model_dir, config, drafter).result()
+
+    @classmethod
+    def _load(cls, model_dir: Path, config: EngineConfig, drafter: Drafter | None) -> Engine:
         config.validate()
         cuda = config.device != "cpu" and torch.cuda.is_available()
         if config.device == "cuda" and not cuda:
@@ -108,18 +115,15 @@ class Engine:
         dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
         target = load_target(model_dir, dtype, torch.device("cuda" if cuda else "cpu"))
         engine = cls(target, config, drafter=drafter)
-        keep_freed_memory()
         if config.gate == "auto" and engine.speculates:
             engine.use_costs(_known_costs(engine))
-        saved = saved_policy(config)
-        if saved is not None:
-            engine.set_policy(saved)
+        engine._restore_policy()
         return engine
 
     @property
     def speculates(self) -> bool:
         """Whether it has a drafter that may draft."""
-        return self._stepper.drafter is not None and self.config.draft_len > 0
+        return self._speculates
 
     @property
     def stepper(self) -> Stepper:
@@ -136,26 +140,50 @@ class Engine:
         """What an operator asks of the gate, from the next step on. save: at the next start too.
 
         Raises DraftgateError: INVALID_ARGUMENT where it is out of range, FAILED_PRECONDITION where
-        it cannot be kept; nothing changes then.
+        it cannot be obeyed or kept; nothing changes then.
         """
         policy.validate(self._gate.draft_lens[-1])
+        if policy.mode is Mode.AUTO and self.speculates and self._gate.costs is None:
+            raise DraftgateError(
+                ErrorCode.FAILED_PRECONDITION,
+                "mode: auto goes by measured step times, and this server was started without them: "
+                "start it with --gate auto",
+                field="mode",
+            )
         if save:
             save_policy(self.config, policy)
         with self._work:
             self._gate.set_policy(policy)
 
     def gate_state(self) -> dict[str, object]:
-        """What the gate does and knows, fit for JSON, with the tokens emitted since the start."""
+        """What the gate does and knows, fit for JSON, with what the engine holds and its totals
+        since its start."""
         with self._work:
-            state = gate_state(self._gate, now_s=time.time())
-            state["emitted_tokens"] = self._stepper.totals.emitted_tokens
-            state["uptime_s"] = self._clock() - self._started_s
-            return state
+            totals = self._stepper.totals
+            return {
+                **gate_state(self._gate, self._stepper.log.last, now_s=time.time()),
+                "running_rows": len(self._scheduler.running),
+                "waiting_rows": len(self._scheduler.waiting),
+                "kv_used_tokens": self._cache.used_blocks * BLOCK_TOKENS,
+                "kv_total_tokens": self._cache.total_blocks * BLOCK_TOKENS,
+                "emitted_tokens": totals.emitted_tokens,
+                "verify_steps": totals.verify_steps,
+                "drafted_tokens": totals.drafted_tokens,
+                "accepted_tokens": totals.accepted_tokens,
+                "uptime_s": self._stepper.uptime_s,
+            }
+
+    def steps_since(self, step: int, most: int) -> StepsSince:
+        """What became of the steps after the one of this number, the oldest first, at most so
+        many of them; of those long ago only how many they were."""
+        return self._stepper.log.since(step, most)
 
     def use_costs(self, costs: CostTable) -> None:
-        """Let the gate start from this table, knowing nothing yet of acceptance."""
-        self._gate = make_gate(self.config, costs)
+        """Let the gate start from this table, as if no step had run."""
+        self._gate = make_gate(self.config, costs, speculates=self._speculates)
         self._stepper.gate = self._gate
+        self._stepper.start_over()
+        self._freed_cancelled = 0
 
     def step(self) -> None:
         """Run one step on the caller's thread, as long as the engine has not been started."""
@@ -192,12 +220,13 @@ class Engine:
             raise
 
     def _admit(self, request: Request, sink: Sink) -> None:
-        self._check(request)
+        vocab_size = self.target.config.shape.vocab_size
+        check_request(request, vocab_size, self.max_sequence_tokens)
         sequence = Sequence(
             row_id=next(self._row_ids),
             request=request,
             sink=sink,
-            sampler=self._sampler(request),
+            make_sampler=partial(self._sampler, request),
             arrived_s=self._clock(),
             tokens=list(request.input_ids),
         )
@@ -280,8 +309,9 @@ class Engine:
             now_s = self._clock()
             self._drop_ended(now_s)
             self._scheduler.trim()
+            planned = self._scheduler.planned_prefill()
         # Only this thread changes which rows run, so a drafter may take its time unlocked.
-        draft = self._stepper.draft(self._scheduler.running, self._scheduler.planned_prefill())
+        draft = self._stepper.draft(self._scheduler.running, planned)
         lens = {row_id: len(d.token_ids) for row_id, d in draft.items()}
         with self._work:
             rows = self._scheduler.schedule(now_s, lens)
@@ -295,6 +325,19 @@ class Engine:
                     self._forget(sequence)
         for sequence, output in outputs:
             sequence.sink(output)
+
+    def _restore_policy(self) -> None:
+        """Obey what an operator saved. Raises DraftgateError where that cannot be."""
+        saved = saved_policy(self.config)
+        if saved is None:
+            return
+        path = self.config.policy_file
+        try:
+            self.set_policy(saved)
+        except DraftgateError as error:
+            raise DraftgateError(error.code, f"{path}: {error.message}") from error
+        told = {name: value for name, value in saved.to_mapping().items() if value is not None}
+        _LOG.info("the gate obeys the policy saved in %s: %s", path, json.dumps(told))
 
     def _drop_ended(self, now_s: float) -> None:
         """Take out what was cancelled or is past its deadline."""
@@ -333,31 +376,6 @@ class Engine:
         if self._closing:
             raise DraftgateError(ErrorCode.UNAVAILABLE, "the engine is shutting down")
 
-    def _check(self, request: Request) -> None:
-        vocab_size = self.target.config.shape.vocab_size
-        request.params.validate(vocab_size=vocab_size)
-        if not request.input_ids:
-            raise invalid_argument("input_ids", [], "at least one token")
-        check_token_ids("input_ids", request.input_ids, vocab_size)
-        if len(request.input_ids) >= self.max_sequence_tokens:
-            raise invalid_argument(
-                "input_ids",
-                f"{len(request.input_ids)} tokens",
-                f"at most {self.max_sequence_tokens - 1} tokens",
-            )
-        if not 0 <= request.resume_len < len(request.input_ids):
-            raise invalid_argument(
-                "resume_len",
-                request.resume_len,
-                f"an integer from 0 to {len(request.input_ids) - 1}",
-            )
-        if request.params.max_tokens <= request.resume_len:
-            raise invalid_argument(
-                "max_tokens", request.params.max_tokens, f"above resume_len = {request.resume_len}"
-            )
-        if request.deadline_ms is not None and request.deadline_ms <= 0:
-            raise invalid_argument("deadline_ms", request.deadline_ms, "above 0")
-
     def _sampler(self, request: Request) -> RowSampler:
         split = len(request.input_ids) - request.resume_len
         return RowSampler(
@@ -379,30 +397,13 @@ def _known_costs(engine: Engine) -> CostTable:
             return CostTable.load(path)
         except DraftgateError as error:
             _LOG.warning("the costs are measured again: %s", error.message)
+    _LOG.info("measuring what steps cost here, for the gate: about 10 s, at the first start only")
+    begun_s = time.monotonic()
     costs = measure_costs(engine)
+    _LOG.info("measured what steps cost in %.1f s", time.monotonic() - begun_s)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         costs.save(path)
     except OSError as error:
         _LOG.warning("the costs are not kept: %s", error)
     return costs
-
-
-class _RecentIds:
-    """The latest ids put in, so many and no more, with the time of each."""
-
-    def __init__(self) -> None:
-        self._ids: OrderedDict[str, float] = OrderedDict()
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._ids
-
-    def add(self, request_id: str, now_s: float) -> None:
-        self._ids[request_id] = now_s
-        self._ids.move_to_end(request_id)
-        while len(self._ids) > _IDS_KEPT:
-            self._ids.popitem(last=False)
-
-    def discard(self, request_id: str) -> float | None:
-        """Take an id out; when it was put in, if it was there."""
-        return self._ids.pop(request_id, None)

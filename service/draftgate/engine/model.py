@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from draftgate.checkpoint.architectures import ModelShape
+from draftgate.engine.allocator import keep_freed_memory, return_freed_memory
 from draftgate.engine.attention import AttentionPlan, RowSpan, plan_attention
 from draftgate.engine.config import EngineConfig, ModelConfig
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache, KVShape, KVStore
@@ -194,15 +194,9 @@ def load_target(model_dir: Path, dtype: torch.dtype, device: torch.device | None
     """Load a checkpoint folder, FP8 or plain. Raises DraftgateError if it is not one."""
     config = ModelConfig.load(model_dir)
     target = Target(config, CheckpointReader(model_dir), dtype, device or torch.device("cpu"))
-    _return_freed_memory()
+    return_freed_memory()
+    keep_freed_memory()
     return target
-
-
-def _return_freed_memory() -> None:
-    """Ask glibc for what loading freed: a third of the weights, and it would keep it."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
 
 
 class _Loader:

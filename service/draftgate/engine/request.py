@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from draftgate.contract import DraftSource, FinishReason, GateReason
-from draftgate.errors import DraftgateError
-from draftgate.sampling import SamplingParams
+from draftgate.errors import DraftgateError, invalid_argument
+from draftgate.sampling import SamplingParams, check_token_ids
 
-__all__ = ["EngineCounters", "Output", "Request", "Sink", "VerifyStep"]
+__all__ = ["EngineCounters", "Output", "Request", "Sink", "VerifyStep", "check_request"]
 
 
 @dataclass(frozen=True)
@@ -93,3 +93,29 @@ class EngineCounters:
     preemptions: int = 0
     kv_used_blocks: int = 0
     kv_total_blocks: int = 0
+
+
+def check_request(request: Request, vocab_size: int, max_sequence_tokens: int) -> None:
+    """Raise DraftgateError(INVALID_ARGUMENT) for the first field out of range."""
+    request.params.validate(vocab_size=vocab_size)
+    if not request.input_ids:
+        raise invalid_argument("input_ids", [], "at least one token")
+    check_token_ids("input_ids", request.input_ids, vocab_size)
+    if len(request.input_ids) >= max_sequence_tokens:
+        raise invalid_argument(
+            "input_ids",
+            f"{len(request.input_ids)} tokens",
+            f"at most {max_sequence_tokens - 1} tokens",
+        )
+    if not 0 <= request.resume_len < len(request.input_ids):
+        raise invalid_argument(
+            "resume_len",
+            request.resume_len,
+            f"an integer from 0 to {len(request.input_ids) - 1}",
+        )
+    if request.params.max_tokens <= request.resume_len:
+        raise invalid_argument(
+            "max_tokens", request.params.max_tokens, f"above resume_len = {request.resume_len}"
+        )
+    if request.deadline_ms is not None and request.deadline_ms <= 0:
+        raise invalid_argument("deadline_ms", request.deadline_ms, "above 0")

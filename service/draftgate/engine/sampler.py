@@ -16,7 +16,7 @@ import torch
 from draftgate.engine.tree import chain_parents
 from draftgate.sampling import SamplingParams
 
-__all__ = ["RowSampler", "draw", "filter_probabilities", "most_likely"]
+__all__ = ["RowSampler", "draw", "filter_probabilities", "most_likely", "top_logprobs"]
 
 _CANDIDATES = 1024
 """How many likely tokens top_p looks at before it sorts the whole vocabulary."""
@@ -138,6 +138,23 @@ def most_likely(scores: torch.Tensor) -> list[int]:
         best: list[int] = scores.float().numpy().argmax(-1).tolist()
         return best
     return scores.argmax(-1).tolist()
+
+
+def top_logprobs(
+    asked: int | None, tokens: tuple[int, ...], logits: torch.Tensor
+) -> tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
+    """Log-probabilities of the tokens and of the `asked` most likely ones at their positions."""
+    if asked is None:
+        return (), (), ()
+    log_probabilities = logits[: len(tokens)].float().log_softmax(-1)
+    ids = torch.tensor(tokens, device=logits.device).unsqueeze(1)
+    chosen = log_probabilities.gather(1, ids).squeeze(1).tolist()
+    top = log_probabilities.topk(min(asked, logits.shape[-1]), -1)
+    return (
+        tuple(chosen),
+        tuple(tuple(row) for row in top.indices.tolist()),
+        tuple(tuple(row) for row in top.values.tolist()),
+    )
 
 
 def filter_probabilities(probabilities: torch.Tensor, params: SamplingParams) -> torch.Tensor:

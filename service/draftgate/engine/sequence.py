@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from draftgate.contract import FinishReason
 from draftgate.engine.request import Request, Sink
@@ -19,7 +21,7 @@ class Sequence:
     """Unique in the engine's life; also the order of arrival."""
     request: Request
     sink: Sink
-    sampler: RowSampler
+    make_sampler: Callable[[], RowSampler]
     arrived_s: float
     """When it was submitted, on the engine's clock."""
     tokens: list[int] = field(default_factory=list)
@@ -36,6 +38,11 @@ class Sequence:
     chunks: int = 0
     """Outputs sent."""
     cancelled: bool = False
+
+    @cached_property
+    def sampler(self) -> RowSampler:
+        """How it picks tokens; made when it is first needed, by the thread that computes."""
+        return self.make_sampler()
 
     @property
     def prompt_len(self) -> int:

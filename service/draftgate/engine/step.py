@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 import torch
 
 from draftgate.contract import FinishReason, GateReason
+from draftgate.engine import told
 from draftgate.engine.attention import RowSpan
-from draftgate.engine.drafters import Draft, Drafter, DraftQuery, Settled
+from draftgate.engine.drafters import Draft, Drafter, Settled
 from draftgate.engine.kv_cache import KVCache
 from draftgate.engine.model import Pass, Target
 from draftgate.engine.request import Output, VerifyStep
-from draftgate.engine.sampler import most_likely
+from draftgate.engine.sampler import most_likely, top_logprobs
 from draftgate.engine.scheduler import ScheduledRow
 from draftgate.engine.sequence import Sequence
+from draftgate.engine.step_log import StepLog
 from draftgate.engine.tree import chain_parents, depths
 from draftgate.engine.verify import verify_equal, verify_rejection
 from draftgate.errors import DraftgateError
-from draftgate.speculation import Decision, Gate, Load, Outcome, RowLoad
+from draftgate.speculation import Decision, Gate, Load, Outcome, RowLoad, StepRecord
 
 __all__ = ["StepTotals", "Stepper"]
 
@@ -63,7 +65,18 @@ class Stepper:
         self._decision: Decision | None = None
         self._granted: dict[int, tuple[int, GateReason]] = {}
         self._shadows: dict[int, Draft] = {}
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Count from now on, as if no step had run."""
         self.totals = StepTotals()
+        self.log = StepLog()
+        self._started_s = self._clock()
+
+    @property
+    def uptime_s(self) -> float:
+        """Since when it counts."""
+        return self._clock() - self._started_s
 
     def draft(self, running: ListOf[Sequence], prefill_tokens: int) -> dict[int, Draft]:
         """Drafts by row id for the rows that decode and that the gate lets speculate: an empty one
@@ -82,7 +95,7 @@ class Stepper:
             count, reason = self._granted[sequence.row_id]
             if not count:
                 if reason not in _OWN_LIMITS:
-                    idle.append(_query(sequence, 1))
+                    idle.append(told.query(sequence, 1))
                 continue
             assert sequence.slot is not None
             # A drafter with a cache of its own writes where the target will, before it does.
@@ -90,7 +103,7 @@ class Stepper:
             if not self._cache.grow(sequence.slot, len(sequence.tokens) + room):
                 drafts[sequence.row_id] = Draft()
                 continue
-            queries.append(_query(sequence, count))
+            queries.append(told.query(sequence, count))
         for query, draft in zip(queries, self.drafter.propose(queries), strict=True):
             if draft.token_ids:
                 drafts[query.row_id] = draft
@@ -104,6 +117,7 @@ class Stepper:
     ) -> list[tuple[Sequence, Output]]:
         """One pass over these rows. Returns what to send for the rows that emitted."""
         self.totals.steps += 1
+        emitted_before = self.totals.emitted_tokens
         ran = self._load(
             [row.sequence for row in rows if row.sequence.decoding],
             sum(row.count for row in rows if not row.sequence.decoding),
@@ -134,20 +148,31 @@ class Stepper:
                 output = self._emit(sequence, draft, standing, token, logits, reason)
                 outputs.append((sequence, replace(output, batch_rows=len(rows))))
                 if draft.token_ids:
-                    outcomes.append(_outcome(sequence, draft, standing, output))
+                    outcomes.append(told.outcome(sequence, draft, standing, output))
                 elif sequence.row_id in self._shadows:
-                    outcomes.append(_guessed(sequence, self._shadows[sequence.row_id], output))
+                    outcomes.append(told.guessed(sequence, self._shadows[sequence.row_id], output))
                 places += [packed + row.count + place for place in standing]
                 first = last
-            settled.append(_settled(sequence, draft, start, places))
+            settled.append(told.settled(sequence, draft, start, places))
             packed += row.count + len(draft.token_ids)
         if self.drafter is not None:
             self.drafter.observe(settled, done.features)
+        took_ms = 1e3 * (self._clock() - self._begun_s)
         if self._decision is not None:
-            took_ms = 1e3 * (self._clock() - self._begun_s)
             # A prompt's tokens cost more or less than drafts, by what comes before them.
             usual = took_ms if took_ms > 0 and not ran.prefill_tokens else None
             self.gate.observe(self._decision, outcomes, ran, usual)
+        self.log.add(
+            StepRecord.of(
+                self._decision,
+                outcomes,
+                ran,
+                step=self.totals.steps,
+                time_s=self._begun_s - self._started_s,
+                emitted=self.totals.emitted_tokens - emitted_before,
+                measured_ms=took_ms,
+            )
+        )
         return outputs
 
     def send_last(
@@ -322,17 +347,17 @@ class Stepper:
         assert sequence.first_token_s is not None
         asked, step = sequence.request.params.logprobs, None
         if draft.token_ids:
-            step = VerifyStep(_accepted_first(draft, standing), len(standing), draft.source)
+            step = VerifyStep(told.accepted_first(draft, standing), len(standing), draft.source)
         if asked is not None and draft.tree:
             logits = logits[[0, *(place + 1 for place in standing)]]
-        logprobs, top_ids, top_logprobs = _logprobs(asked, tokens, logits)
+        logprobs, top_ids, top_values = top_logprobs(asked, tokens, logits)
         return Output(
             request_id=sequence.request.request_id,
             chunk_index=sequence.chunks,
             token_ids=tokens,
             logprobs=logprobs,
             top_ids=top_ids,
-            top_logprobs=top_logprobs,
+            top_logprobs=top_values,
             verify_step=step,
             gate_reason=gate_reason,
             finish_reason=reason,
@@ -342,83 +367,6 @@ class Stepper:
         )
 
 
-def _query(sequence: Sequence, count: int) -> DraftQuery:
-    assert sequence.slot is not None
-    return DraftQuery(
-        row_id=sequence.row_id,
-        slot=sequence.slot,
-        tokens=sequence.tokens,
-        count=count,
-        sampler=sequence.sampler,
-    )
-
-
-def _settled(sequence: Sequence, draft: Draft, start: int, places: ListOf[int]) -> Settled:
-    """What to tell the drafter of a row that had begun at `start`, after its tokens are emitted.
-    places: where in the pass its own tokens were and its drafts that stood, of which the last may
-    have been cut off."""
-    assert sequence.slot is not None
-    return Settled(
-        row_id=sequence.row_id,
-        slot=sequence.slot,
-        tokens=sequence.tokens,
-        start=start,
-        computed=sequence.computed,
-        packed=places[: sequence.computed - start],
-        draft=draft,
-    )
-
-
-def _outcome(sequence: Sequence, draft: Draft, standing: ListOf[int], output: Output) -> Outcome:
-    """What the draft says about acceptance. standing: the drafts that stood before the generation
-    may have ended with one of them, behind which nothing is known."""
-    emitted = standing[: len(output.token_ids)]
-    ended = output.finish_reason is not FinishReason.NONE and len(emitted) == len(output.token_ids)
-    return Outcome(
-        row_id=sequence.row_id,
-        source=int(draft.source),
-        drafted=len(draft.token_ids),
-        accepted=emitted,
-        valid=emitted[-1] + 1 if ended and emitted else None,
-    )
-
-
-def _guessed(sequence: Sequence, guess: Draft, output: Output) -> Outcome:
-    """What a draft that nobody verified says: whether the target emitted its first token."""
-    return Outcome(
-        row_id=sequence.row_id,
-        source=int(guess.source),
-        drafted=1,
-        accepted=(0,) if guess.token_ids[0] == output.token_ids[0] else (),
-        shadow=True,
-    )
-
-
-def _accepted_first(draft: Draft, accepted: ListOf[int]) -> tuple[int, ...]:
-    """The drafted tokens as a client is told of them: what was accepted, then the others."""
-    if not draft.tree:
-        return draft.token_ids
-    others = [place for place in range(len(draft.token_ids)) if place not in accepted]
-    return tuple(draft.token_ids[place] for place in (*accepted, *others))
-
-
 def _plain_greedy(sequence: Sequence) -> bool:
     params = sequence.request.params
     return params.greedy and not params.has_penalties
-
-
-def _logprobs(
-    asked: int | None, tokens: tuple[int, ...], logits: torch.Tensor
-) -> tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
-    """Log-probabilities of the tokens and of the `asked` most likely ones at their positions."""
-    if asked is None:
-        return (), (), ()
-    log_probabilities = logits[: len(tokens)].float().log_softmax(-1)
-    ids = torch.tensor(tokens, device=logits.device).unsqueeze(1)
-    chosen = log_probabilities.gather(1, ids).squeeze(1).tolist()
-    top = log_probabilities.topk(min(asked, logits.shape[-1]), -1)
-    return (
-        tuple(chosen),
-        tuple(tuple(row) for row in top.indices.tolist()),
-        tuple(tuple(row) for row in top.values.tolist()),
-    )

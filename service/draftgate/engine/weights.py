@@ -19,16 +19,19 @@ __all__ = ["CheckpointReader"]
 class CheckpointReader:
     """The tensors of a Hugging Face folder of safetensors, plain or in ModelOpt's FP8 layout."""
 
-    def __init__(self, model_dir: Path) -> None:
-        """Raises DraftgateError(FAILED_PRECONDITION) when there is nothing readable there."""
+    def __init__(self, model_dir: Path, *, prepared: bool = True) -> None:
+        """prepared: whether `draftgate model prepare` makes such folders, as it does a target's.
+
+        Raises DraftgateError(FAILED_PRECONDITION) when there is nothing readable there.
+        """
         self._dir = model_dir
         self._where: dict[str, Path] = {}
         paths = sorted(model_dir.glob("*.safetensors"))
         if not paths:
             raise DraftgateError(
                 ErrorCode.FAILED_PRECONDITION,
-                f"{model_dir} holds no .safetensors file: "
-                "prepare a checkpoint with `draftgate model prepare`",
+                f"{model_dir} holds no .safetensors file"
+                + (": prepare a checkpoint with `draftgate model prepare`" if prepared else ""),
             )
         for path in paths:
             try:
@@ -37,7 +40,8 @@ class CheckpointReader:
             except SafetensorError as error:
                 raise DraftgateError(
                     ErrorCode.FAILED_PRECONDITION,
-                    f"{path} is damaged ({error}): delete the folder and prepare it again",
+                    f"{path} is damaged ({error})"
+                    + (": delete the folder and prepare it again" if prepared else ""),
                 ) from error
 
     def __contains__(self, name: str) -> bool:

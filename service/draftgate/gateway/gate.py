@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
 
-from draftgate._pb.draftgate.v1 import gate_pb2, gate_pb2_grpc
-from draftgate.errors import invalid_argument
+from draftgate._pb.draftgate.v1 import gate_pb2 as pb
+from draftgate._pb.draftgate.v1 import gate_pb2_grpc
+from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.gateway import gate_convert
 from draftgate.upstream.client import TritonClient
 
@@ -18,39 +18,97 @@ __all__ = ["GateServicer"]
 _INTERVAL_MS = 1000
 _INTERVALS_MS = (50, 60_000)
 
+_Context = grpc.aio.ServicerContext[Any, Any]
+
 
 class GateServicer(gate_pb2_grpc.GateServiceServicer):
     """Raises DraftgateError; the call boundary makes it the status."""
 
     def __init__(self, client: TritonClient) -> None:
         self._client = client
+        self._closing = asyncio.Event()
+
+    def drain(self) -> None:
+        """End the watches, which nothing else would."""
+        self._closing.set()
 
     async def GetState(  # noqa: N802  # the name is the protocol's
-        self, request: gate_pb2.GetStateRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> gate_pb2.GetStateResponse:
-        return gate_pb2.GetStateResponse(state=await self._state())
+        self, request: pb.GetStateRequest, context: _Context
+    ) -> pb.GetStateResponse:
+        return pb.GetStateResponse(state=await self._state())
 
     async def WatchState(  # type: ignore[override]  # noqa: N802  # writes instead of yielding
-        self, request: gate_pb2.WatchStateRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: pb.WatchStateRequest, context: _Context
     ) -> None:
-        interval_ms = request.interval_ms if request.HasField("interval_ms") else _INTERVAL_MS
-        low, high = _INTERVALS_MS
-        if not low <= interval_ms <= high:
-            raise invalid_argument("interval_ms", interval_ms, f"{low} to {high}")
-        async for state in self._states(interval_ms / 1e3):
-            await context.write(gate_pb2.WatchStateResponse(state=state))
+        interval_s = _interval_s(request)
+        while True:
+            await context.write(pb.WatchStateResponse(state=await self._state()))
+            await self._pause(interval_s)
 
     async def SetPolicy(  # noqa: N802
-        self, request: gate_pb2.SetPolicyRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> gate_pb2.SetPolicyResponse:
+        self, request: pb.SetPolicyRequest, context: _Context
+    ) -> pb.SetPolicyResponse:
+        if not request.HasField("policy"):
+            raise invalid_argument("policy", None, "a policy, which replaces the present one")
         policy = gate_convert.policy_mapping(request.policy)
-        state = await self._client.set_gate_policy(policy, save=request.save)
-        return gate_pb2.SetPolicyResponse(state=gate_convert.state_message(state))
+        try:
+            state = await self._client.set_gate_policy(policy, save=request.save)
+        except DraftgateError as error:
+            raise gate_convert.policy_error(error) from error
+        return pb.SetPolicyResponse(state=gate_convert.state_message(state))
 
-    async def _state(self) -> gate_pb2.GateState:
+    async def WatchSteps(  # type: ignore[override]  # noqa: N802
+        self, request: pb.WatchStepsRequest, context: _Context
+    ) -> None:
+        interval_s = _interval_s(request)
+        upto, read = await self._begin(request)
+        await context.write(read.message)
+        while True:
+            if read.last_step <= upto:
+                await self._pause(interval_s)
+            before, read = read, await self._steps(upto)
+            if read.run != before.run:
+                raise DraftgateError(
+                    ErrorCode.UNAVAILABLE, "the engine was restarted: its steps count from 1 again"
+                )
+            if read.message.steps:
+                upto = read.message.steps[-1].step
+                await context.write(read.message)
+
+    async def _begin(self, request: pb.WatchStepsRequest) -> tuple[int, gate_convert.StepsRead]:
+        """The number of the step up to which a caller has them now, and what was read."""
+        if not request.HasField("after_step"):
+            read = await self._steps(None)
+            return read.last_step, read
+        if request.after_step < 0:
+            raise invalid_argument("after_step", request.after_step, "an integer from 0 on")
+        read = await self._steps(request.after_step)
+        if request.after_step > read.last_step:
+            raise invalid_argument(
+                "after_step", request.after_step, f"0 to {read.last_step}, the engine's last step"
+            )
+        steps = read.message.steps
+        return steps[-1].step if steps else request.after_step, read
+
+    async def _state(self) -> pb.GateState:
         return gate_convert.state_message(await self._client.gate_state())
 
-    async def _states(self, interval_s: float) -> AsyncIterator[gate_pb2.GateState]:
-        while True:
-            yield await self._state()
-            await asyncio.sleep(interval_s)
+    async def _steps(self, after: int | None) -> gate_convert.StepsRead:
+        return gate_convert.steps_read(await self._client.gate_steps(after))
+
+    async def _pause(self, seconds: float) -> None:
+        """Raises DraftgateError(UNAVAILABLE) when the server shuts down meanwhile."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+        except TimeoutError:
+            return
+        raise DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down")
+
+
+def _interval_s(request: pb.WatchStateRequest | pb.WatchStepsRequest) -> float:
+    interval_ms = request.interval_ms if request.HasField("interval_ms") else _INTERVAL_MS
+    low, high = _INTERVALS_MS
+    if not low <= interval_ms <= high:
+        raise invalid_argument("interval_ms", interval_ms, f"an integer {low} to {high}")
+    return interval_ms / 1e3

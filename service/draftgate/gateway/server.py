@@ -93,6 +93,7 @@ class Gateway:
         self._core = GenerationCore(
             self._client, self._tracing, model_name=config.model_name, tokenizer=tokenizer
         )
+        self._gate = GateServicer(self._client)
         self._boundary = CallBoundary(self._tracing, prefix="/draftgate.v1.")
         self._server = self._make_server()
         try:
@@ -116,6 +117,7 @@ class Gateway:
         if not await self._core.wait_idle(grace_s):
             self._core.cut()
             await self._core.wait_idle(_CUT_GRACE_S)
+        self._gate.drain()
         self._boundary.stopping = True
         await self._server.stop(_CUT_GRACE_S)
         self._watching.cancel()
@@ -135,7 +137,7 @@ class Gateway:
         model_pb2_grpc.add_ModelServiceServicer_to_server(
             ModelServicer(self.config, self._readiness), server
         )
-        gate_pb2_grpc.add_GateServiceServicer_to_server(GateServicer(self._client), server)
+        gate_pb2_grpc.add_GateServiceServicer_to_server(self._gate, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         health = "grpc.health.v1.Health"
         reflection.enable_server_reflection((*_SERVICES, health, reflection.SERVICE_NAME), server)

@@ -7,6 +7,7 @@ from draftgate.speculation.costs import CostCurve, CostTable
 from draftgate.speculation.gate import Decision, Gate
 from draftgate.speculation.load import Load, Outcome, RowLoad
 from draftgate.speculation.policy import Mode, Policy
+from draftgate.speculation.record import StepRecord
 from draftgate.speculation.settings import GateSettings
 from draftgate.speculation.state import gate_state
 from draftgate.speculation.weighing import Candidate
@@ -24,5 +25,6 @@ __all__ = [
     "Outcome",
     "Policy",
     "RowLoad",
+    "StepRecord",
     "gate_state",
 ]

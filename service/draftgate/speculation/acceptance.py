@@ -169,7 +169,8 @@ class AcceptanceEstimator:
         """The same if all drafts were of one source."""
         rates = self._counts[:, 1, source] + self._row_prior_count * self._rates[source]
         rates /= self._counts[:, 0, source] + self._row_prior_count
-        return np.minimum(rates, _MOST).cumprod(axis=1)
+        found: _Floats = np.minimum(rates, _MOST).cumprod(axis=1)
+        return found
 
     def _compare(self, past: _Floats, fresh: _Floats, pooled: _Floats, weight: float) -> None:
         """See how much a row's past says about its new outcomes (empirical Bayes).

@@ -102,7 +102,7 @@ def _within_ceiling(
     ]
 
 
-def _within_wish(candidates: Sequence[Candidate], max_tpot_ms: float | None) -> Sequence[Candidate]:
+def _within_wish(candidates: Sequence[Candidate], max_tpot_ms: float) -> Sequence[Candidate]:
     """Those that give every row a token in this time, on average; the best where none does."""
     rows = candidates[0].mean_tokens  # what is emitted without drafts: one a row
     within = [c for c in candidates if c.mean_ms * rows / c.mean_tokens <= max_tpot_ms]

@@ -75,7 +75,8 @@ class CostCorrection:
     ) -> npt.NDArray[np.float64]:
         """`factor` for arrays that fit each other."""
         buckets = _BUCKET_OF.take(tokens, mode="clip")
-        return self._factors.take(buckets + _BUCKETS * drafted)
+        found: npt.NDArray[np.float64] = self._factors.take(buckets + _BUCKETS * drafted)
+        return found
 
     def learned(self) -> Sequence[tuple[int, bool, float, float]]:
         """What has been seen: fewest tokens of the bucket, whether drafted, ratio, observations."""

@@ -121,7 +121,7 @@ class Crowd:
         self._kinds = random.choice(len(shares), size, p=shares / shares.sum())
         self._pauses_s = phase.pause_s * random.exponential(size=size)
         kept = min(phase.rows, len(self._ids))
-        gone = self._ids[kept:].tolist()
+        gone: list[int] = self._ids[kept:].tolist()
         more = np.arange(self._next_id, self._next_id + phase.rows - kept)
         self._next_id += len(more)
         # At the start rows are anywhere in their output, or they would all end at once.
@@ -158,7 +158,7 @@ class Crowd:
         return np.minimum(np.logical_and.accumulate(stands, axis=1).sum(axis=1), lens)
 
     def advance(self, accepted: _Ints, time_s: float) -> list[int]:
-        """Every row here emits what was accepted and one token more. Returns the rows that ended."""
+        """Every row here emits what was accepted and one more. Returns the rows that ended."""
         here = self._here
         emitted = accepted + 1
         self._left[here] -= emitted
@@ -167,7 +167,7 @@ class Crowd:
         ended = np.flatnonzero(self._left <= 0)
         if not len(ended):
             return []
-        gone = self._ids[ended].tolist()
+        gone: list[int] = self._ids[ended].tolist()
         self._ids[ended] = np.arange(self._next_id, self._next_id + len(ended))
         self._next_id += len(ended)
         self._request[ended] += 1

@@ -84,14 +84,9 @@ class Gate:
         self.correction = CostCorrection()
         self.reasons: Counter[GateReason] = Counter()
         """Steps by what decided them."""
-        self.chosen: Counter[int] = Counter()
-        """Steps by draft length."""
-        self.steps = 0
         self.last: Decision | None = None
         """The latest decision."""
-        self.last_ms = 0.0
-        """How long the latest step took of which that is known."""
-        self._policy = self._configured = policy or Policy()
+        self._policy = self._configured = self._asked = policy or Policy()
         self._policy.validate(self.draft_lens[-1])
         self._times: PassTimes | None = None
         self._weigher: Weigher | None = None
@@ -103,7 +98,7 @@ class Gate:
 
     @property
     def policy(self) -> Policy:
-        return self._policy
+        return self._asked
 
     @property
     def switches(self) -> int:
@@ -116,14 +111,14 @@ class Gate:
         Raises DraftgateError(INVALID_ARGUMENT) where it is out of range.
         """
         policy.validate(self.draft_lens[-1])
-        self._policy = policy
+        self._asked = policy
 
     def decide(self, load: Load) -> Decision:
         """What to draft in the step that is about to run. A load without rows drafts nothing."""
-        self.steps += 1
+        # Taken once: it may be set while a step is decided.
+        self._policy = self._asked
         decision = self._decide(load)
         self.reasons[decision.reason] += 1
-        self.chosen[decision.draft_len] += 1
         self.last = decision
         return decision
 
@@ -136,7 +131,6 @@ class Gate:
         nothing about steps like it.
         """
         self.acceptance.observe(outcomes)
-        self.last_ms = measured_ms or self.last_ms
         if self._times is None or measured_ms is None or not load.plain_tokens:
             return
         drafted = sum(outcome.drafted for outcome in outcomes if not outcome.shadow)
@@ -159,7 +153,7 @@ class Gate:
         if policy.max_draft_len is not None:
             highest = min(highest, policy.max_draft_len)
         limits = RowLimits.of(load, highest)
-        if policy.mode is not Mode.AUTO or self._weigher is None:
+        if policy.mode is not Mode.AUTO or self._weigher is None or not highest:
             return self._ordered(load, limits, highest)
         if not load.rows:
             return self._decision(
@@ -252,7 +246,7 @@ def _row_reasons(
 ) -> tuple[GateReason, ...]:
     if reason is GateReason.PROBE or min(lens, default=draft_len) == draft_len:
         return (reason,) * len(lens)
-    reasons = []
+    reasons: list[GateReason] = []
     for place, (drafted, most) in enumerate(zip(lens, limits.lens.tolist(), strict=True)):
         if drafted == draft_len:
             reasons.append(reason)

@@ -4,6 +4,7 @@ of steps."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from draftgate.errors import invalid_argument
@@ -38,7 +39,7 @@ def read_requests(path: Path) -> Requests:
     output_tokens = found.whole("output_tokens", 1, 1_000_000, 256)
     if "kinds" not in found:
         survival = found.shares("survival")
-        for before, value in zip(survival, survival[1:], strict=False):
+        for before, value in pairwise(survival):
             if value > before:
                 raise invalid_argument(found.name("survival"), value, "falling numbers from 1 to 0")
         return Requests.alike(survival, output_tokens)

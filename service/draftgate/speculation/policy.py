@@ -68,10 +68,8 @@ class Policy:
                 raise invalid_argument(name, found[name], "an integer")
         for name in ("max_step_ms", "max_tpot_ms"):
             value = found.get(name)
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int | float)
-            ):
-                raise invalid_argument(name, value, "a number of milliseconds")
+            if value is not None:
+                found[name] = _milliseconds(name, value)
         if found.get("draft_len", 0) is None:
             raise invalid_argument("draft_len", None, "an integer")
         return cls(**found)  # type: ignore[arg-type]
@@ -79,3 +77,12 @@ class Policy:
     def to_mapping(self) -> dict[str, object]:
         """What `from_mapping` reads."""
         return asdict(self)
+
+
+def _milliseconds(name: str, value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            pass  # an integer beyond all floats
+    raise invalid_argument(name, value, "a number of milliseconds")

@@ -67,11 +67,12 @@ class Prober:
         self._promise = promise
         turn = (self._first + np.arange(count)) % len(able)
         self._first += count
-        return able[turn]
+        chosen: npt.NDArray[np.int64] = able[turn]
+        return chosen
 
     def _count(self, able: int, loss: Callable[[int], float]) -> int:
-        """How many rows to ask: those that tell the most for the time, all or fewer; 0 while that is
-        more than has been saved up."""
+        """How many rows to ask: as many as tell the most for the time; 0 while that is more
+        than has been saved up."""
         settings, best, most = self._settings, 0, 0.0
         count, best_loss = able, 0.0
         while count:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from draftgate.speculation.gate import Gate
+from draftgate.speculation.record import StepRecord
 
 __all__ = ["gate_state"]
 
 
-def gate_state(gate: Gate, *, now_s: float) -> dict[str, object]:
-    """now_s: seconds since 1970, for the age of the costs."""
+def gate_state(gate: Gate, ran: StepRecord | None, *, now_s: float) -> dict[str, object]:
+    """ran: the latest step; None: none has run. now_s: seconds since 1970, for the costs' age."""
     last = gate.last
     costs = gate.costs
     return {
         "policy": gate.policy.to_mapping(),
-        "draft_len": last.draft_len if last else 0,
-        "reason": int(last.reason) if last else 0,
-        "rows": len(last.row_lens) if last else 0,
-        "steps": gate.steps,
+        "draft_len": ran.draft_len if ran else 0,
+        "reason": int(ran.reason) if ran else 0,
+        "rows": ran.rows if ran else 0,
+        "steps": ran.step if ran else 0,
         "switches": gate.switches,
-        "expected_step_ms": last.expected_ms if last else 0.0,
-        "measured_step_ms": gate.last_ms,
+        "expected_step_ms": ran.expected_ms if ran else None,
+        "measured_step_ms": ran.measured_ms if ran else 0.0,
         "expected_speedup": last.speedup if last else None,
         "candidates": [
             {"draft_len": c.draft_len, "tokens": c.tokens, "step_ms": c.step_ms}

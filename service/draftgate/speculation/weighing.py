@@ -1,4 +1,4 @@
-"""What each draft length promises: expected tokens, and the time of a step by the corrected table."""
+"""What each draft length promises: expected tokens, and a step's time by the corrected table."""
 
 from __future__ import annotations
 

@@ -110,6 +110,11 @@ class TritonClient:
         """
         return await self._control("set_gate_policy", policy=dict(policy), save=save)
 
+    async def gate_steps(self, after: int | None) -> str:
+        """What became of the engine's steps after this number, as many as it tells at once, in
+        JSON. None: of none, but the number of the latest. Raises DraftgateError."""
+        return await self._control("gate_steps", **({} if after is None else {"after": after}))
+
     async def server_ready(self, timeout_s: float) -> bool:
         """Whether the server says that it is ready. Raises DraftgateError if it cannot say."""
         try:

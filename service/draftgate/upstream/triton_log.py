@@ -7,14 +7,19 @@ import logging
 import re
 from collections import deque
 
+from draftgate.backend.logs import read_log_line
 from draftgate.errors import DraftgateError, ErrorCode, from_wire
 
-__all__ = ["SERVING_LINE", "TritonLog"]
+__all__ = ["ENGINE_LOG", "SERVING_LINE", "TritonLog"]
 
 SERVING_LINE = "Started GRPCInferenceService at"
 """Stands in the line that tritonserver writes once it answers, after all models are loaded."""
 
+ENGINE_LOG = "draftgate.engine"
+"""The logger that passes on what the engine logs."""
+
 _LOG = logging.getLogger("draftgate.tritonserver")
+_ENGINE_LOG = logging.getLogger(ENGINE_LOG)
 
 _MAX_LINES = 500
 _MAX_LINE_CHARACTERS = 2000
@@ -49,7 +54,11 @@ class TritonLog:
         lines = [line[:_MAX_LINE_CHARACTERS] for line in lines]
         for line in lines:
             self._lines.append(line)
-            _LOG.log(_level(line), "%s", _PREFIX.sub("", line).strip('"'))
+            own = read_log_line(line)
+            if own is not None:
+                _ENGINE_LOG.log(own[0], "%s", own[1])
+            else:
+                _LOG.log(_level(line), "%s", _PREFIX.sub("", line).strip('"'))
         return lines
 
     @property
@@ -103,6 +112,9 @@ _DECISIVE = [
 
 
 def _level(line: str) -> int:
+    own = read_log_line(line)
+    if own is not None:
+        return own[0]
     found = _PREFIX.match(line)
     if any(text in line for text in _HARMLESS) or line.startswith(_TABLE) or not line.strip():
         return logging.DEBUG
@@ -113,6 +125,9 @@ def _level(line: str) -> int:
 
 def _message(line: str) -> str:
     """A line without its prefix, quotes and the traceback that Triton appends."""
+    own = read_log_line(line)
+    if own is not None:
+        return own[1]
     text = _PREFIX.sub("", line).strip().removeprefix('"').removesuffix('"')
     return text.partition("\\n\\nAt:")[0].partition("\\n")[0].strip()
 

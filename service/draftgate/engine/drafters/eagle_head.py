@@ -84,7 +84,7 @@ class EagleHead:
         _check_fit(folder, config, target)
         self._device, self._dtype = target.device, target.dtype
         self._target = target
-        reader = CheckpointReader(folder)
+        reader = CheckpointReader(folder, prepared=False)
         shape, hidden = config.shape, config.shape.hidden_size
         query_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         layer, attention = "midlayer.", "midlayer.self_attn."
@@ -197,6 +197,14 @@ class EagleHead:
                 f"{folder}: d2t maps to ids from {int(ids.min())} to {int(ids.max())}, "
                 f"the target has 0 to {vocab - 1}"
             )
+        distinct = len(set(ids.tolist()))
+        if distinct < size:
+            raise unfit(f"{folder}: d2t maps {size} tokens to {distinct} ids")
+        if (
+            "t2d" in reader
+            and sorted(ids.tolist()) != reader.stored("t2d").nonzero()[:, 0].tolist()
+        ):
+            raise unfit(f"{folder}: d2t and t2d name different tokens of the target")
         return ids
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

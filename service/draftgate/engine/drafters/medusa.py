@@ -52,7 +52,7 @@ class MedusaHeads:
             },
         )
         check_vocabulary(folder, target)
-        reader = CheckpointReader(folder)
+        reader = CheckpointReader(folder, prepared=False)
         prefix = _PREFIX if f"{_PREFIX}0.{layers}.weight" in reader else ""
 
         def placed(name: str, *extents: int) -> torch.Tensor:

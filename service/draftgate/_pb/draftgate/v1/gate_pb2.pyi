@@ -129,10 +129,10 @@ class SetPolicyRequest(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     SAVE_FIELD_NUMBER: _builtins.int
     save: _builtins.bool
-    """Keep it for the next start too."""
+    """Keep it for the next start too. Otherwise it holds until the engine ends or is restarted."""
     @_builtins.property
     def policy(self) -> Global___GatePolicy:
-        """Replaces the whole policy."""
+        """All of it: to change one field, send the others as GetState has them."""
 
     def __init__(
         self,
@@ -169,6 +169,164 @@ class SetPolicyResponse(_message.Message):
 Global___SetPolicyResponse: _TypeAlias = SetPolicyResponse  # noqa: Y015
 
 @_typing.final
+class WatchStepsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    AFTER_STEP_FIELD_NUMBER: _builtins.int
+    interval_ms: _builtins.int
+    """Between two looks at the engine, 50 to 60000; absent: 1000. It keeps the latest 4096 steps."""
+    after_step: _builtins.int
+    """Begin after the step of this number, as far as the engine still has them; 0: with the oldest
+    that it has; absent: with the next.
+    """
+    def __init__(
+        self,
+        *,
+        interval_ms: _builtins.int | None = ...,
+        after_step: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after_step", b"_after_step", "_interval_ms", b"_interval_ms", "after_step", b"after_step", "interval_ms", b"interval_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_step", b"_after_step", "_interval_ms", b"_interval_ms", "after_step", b"after_step", "interval_ms", b"interval_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__after_step: _TypeAlias = _typing.Literal["after_step"]  # noqa: Y015
+    _WhichOneofArgType__after_step: _TypeAlias = _typing.Literal["_after_step", b"_after_step"]  # noqa: Y015
+    _WhichOneofReturnType__interval_ms: _TypeAlias = _typing.Literal["interval_ms"]  # noqa: Y015
+    _WhichOneofArgType__interval_ms: _TypeAlias = _typing.Literal["_interval_ms", b"_interval_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after_step) -> _WhichOneofReturnType__after_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__interval_ms) -> _WhichOneofReturnType__interval_ms | None: ...
+
+Global___WatchStepsRequest: _TypeAlias = WatchStepsRequest  # noqa: Y015
+
+@_typing.final
+class WatchStepsResponse(_message.Message):
+    """The first one comes at once, whether it has steps or not, and then only those that have."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    lost: _builtins.int
+    """Steps just before these that the engine no longer had: they were not read in time."""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___GateStep]:
+        """In order, without gaps."""
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[Global___GateStep] | None = ...,
+        lost: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchStepsResponse: _TypeAlias = WatchStepsResponse  # noqa: Y015
+
+@_typing.final
+class GateStep(_message.Message):
+    """One step of the engine, in numbers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    TIME_S_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFT_LEN_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    EMITTED_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    EXPECTED_MS_FIELD_NUMBER: _builtins.int
+    MEASURED_MS_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """1, 2, 3, ... since the engine's start."""
+    time_s: _builtins.float
+    """When it began, since the engine's start."""
+    rows: _builtins.int
+    """Rows that decoded."""
+    prefill_tokens: _builtins.int
+    """Prompt tokens computed in the same pass."""
+    kv_tokens: _builtins.int
+    """Positions that attention read for the rows that decoded."""
+    draft_len: _builtins.int
+    """K, and why."""
+    reason: _generation_pb2.GateReason.ValueType
+    drafted_tokens: _builtins.int
+    """Over all rows."""
+    accepted_tokens: _builtins.int
+    emitted_tokens: _builtins.int
+    expected_ms: _builtins.float
+    """Absent where no step times are known."""
+    measured_ms: _builtins.float
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___GateOutcome]:
+        """Of each row that drafted."""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        time_s: _builtins.float = ...,
+        rows: _builtins.int = ...,
+        prefill_tokens: _builtins.int = ...,
+        kv_tokens: _builtins.int = ...,
+        draft_len: _builtins.int = ...,
+        reason: _generation_pb2.GateReason.ValueType = ...,
+        drafted_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
+        emitted_tokens: _builtins.int = ...,
+        outcomes: _abc.Iterable[Global___GateOutcome] | None = ...,
+        expected_ms: _builtins.float | None = ...,
+        measured_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_ms", b"_expected_ms", "expected_ms", b"expected_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_ms", b"_expected_ms", "accepted_tokens", b"accepted_tokens", "draft_len", b"draft_len", "drafted_tokens", b"drafted_tokens", "emitted_tokens", b"emitted_tokens", "expected_ms", b"expected_ms", "kv_tokens", b"kv_tokens", "measured_ms", b"measured_ms", "outcomes", b"outcomes", "prefill_tokens", b"prefill_tokens", "reason", b"reason", "rows", b"rows", "step", b"step", "time_s", b"time_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_ms: _TypeAlias = _typing.Literal["expected_ms"]  # noqa: Y015
+    _WhichOneofArgType__expected_ms: _TypeAlias = _typing.Literal["_expected_ms", b"_expected_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_ms) -> _WhichOneofReturnType__expected_ms | None: ...
+
+Global___GateStep: _TypeAlias = GateStep  # noqa: Y015
+
+@_typing.final
+class GateOutcome(_message.Message):
+    """What became of one row's draft."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAFT_SOURCE_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    draft_source: _generation_pb2.DraftSource.ValueType
+    drafted_tokens: _builtins.int
+    accepted_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        draft_source: _generation_pb2.DraftSource.ValueType = ...,
+        drafted_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "draft_source", b"draft_source", "drafted_tokens", b"drafted_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GateOutcome: _TypeAlias = GateOutcome  # noqa: Y015
+
+@_typing.final
 class GatePolicy(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -180,7 +338,7 @@ class GatePolicy(_message.Message):
     mode: Global___GateMode.ValueType
     """Unspecified is auto."""
     draft_len: _builtins.int
-    """For the mode fixed."""
+    """For the mode fixed, and for no other."""
     max_draft_len: _builtins.int
     """Most drafted tokens of a row in a step."""
     max_step_ms: _builtins.float
@@ -191,21 +349,25 @@ class GatePolicy(_message.Message):
         self,
         *,
         mode: Global___GateMode.ValueType = ...,
-        draft_len: _builtins.int = ...,
+        draft_len: _builtins.int | None = ...,
         max_draft_len: _builtins.int | None = ...,
         max_step_ms: _builtins.float | None = ...,
         max_tpot_ms: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_len", b"_max_draft_len", "_max_step_ms", b"_max_step_ms", "_max_tpot_ms", b"_max_tpot_ms", "max_draft_len", b"max_draft_len", "max_step_ms", b"max_step_ms", "max_tpot_ms", b"max_tpot_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_len", b"_draft_len", "_max_draft_len", b"_max_draft_len", "_max_step_ms", b"_max_step_ms", "_max_tpot_ms", b"_max_tpot_ms", "draft_len", b"draft_len", "max_draft_len", b"max_draft_len", "max_step_ms", b"max_step_ms", "max_tpot_ms", b"max_tpot_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_len", b"_max_draft_len", "_max_step_ms", b"_max_step_ms", "_max_tpot_ms", b"_max_tpot_ms", "draft_len", b"draft_len", "max_draft_len", b"max_draft_len", "max_step_ms", b"max_step_ms", "max_tpot_ms", b"max_tpot_ms", "mode", b"mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_len", b"_draft_len", "_max_draft_len", b"_max_draft_len", "_max_step_ms", b"_max_step_ms", "_max_tpot_ms", b"_max_tpot_ms", "draft_len", b"draft_len", "max_draft_len", b"max_draft_len", "max_step_ms", b"max_step_ms", "max_tpot_ms", b"max_tpot_ms", "mode", b"mode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__draft_len: _TypeAlias = _typing.Literal["draft_len"]  # noqa: Y015
+    _WhichOneofArgType__draft_len: _TypeAlias = _typing.Literal["_draft_len", b"_draft_len"]  # noqa: Y015
     _WhichOneofReturnType__max_draft_len: _TypeAlias = _typing.Literal["max_draft_len"]  # noqa: Y015
     _WhichOneofArgType__max_draft_len: _TypeAlias = _typing.Literal["_max_draft_len", b"_max_draft_len"]  # noqa: Y015
     _WhichOneofReturnType__max_step_ms: _TypeAlias = _typing.Literal["max_step_ms"]  # noqa: Y015
     _WhichOneofArgType__max_step_ms: _TypeAlias = _typing.Literal["_max_step_ms", b"_max_step_ms"]  # noqa: Y015
     _WhichOneofReturnType__max_tpot_ms: _TypeAlias = _typing.Literal["max_tpot_ms"]  # noqa: Y015
     _WhichOneofArgType__max_tpot_ms: _TypeAlias = _typing.Literal["_max_tpot_ms", b"_max_tpot_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_len) -> _WhichOneofReturnType__draft_len | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_draft_len) -> _WhichOneofReturnType__max_draft_len | None: ...
     @_typing.overload
@@ -234,6 +396,13 @@ class GateState(_message.Message):
     ACCEPTANCE_FIELD_NUMBER: _builtins.int
     REASONS_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    RUNNING_ROWS_FIELD_NUMBER: _builtins.int
+    WAITING_ROWS_FIELD_NUMBER: _builtins.int
+    KV_USED_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_TOTAL_TOKENS_FIELD_NUMBER: _builtins.int
+    VERIFY_STEPS_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     draft_len: _builtins.int
     """K of the last step, and why."""
     reason: _generation_pb2.GateReason.ValueType
@@ -243,13 +412,25 @@ class GateState(_message.Message):
     switches: _builtins.int
     """How often K changed."""
     expected_step_ms: _builtins.float
-    """Of the last step."""
+    """Of the last step; expected is absent where no step times are known."""
     measured_step_ms: _builtins.float
     expected_speedup: _builtins.float
     """Tokens a second over those without drafts; absent where nothing was weighed."""
     emitted_tokens: _builtins.int
-    """Since the engine's start, by its own clock: for rates between two states."""
+    """Totals since the engine's start, and how long ago that was by its own clock: for rates between
+    two states. One that has been up for less than the one before is of another start.
+    """
     uptime_s: _builtins.float
+    running_rows: _builtins.int
+    """Rows that the engine holds, and requests that wait for one."""
+    waiting_rows: _builtins.int
+    kv_used_tokens: _builtins.int
+    """Positions in the KV cache."""
+    kv_total_tokens: _builtins.int
+    verify_steps: _builtins.int
+    """More totals: of verify steps of rows."""
+    drafted_tokens: _builtins.int
+    accepted_tokens: _builtins.int
     @_builtins.property
     def policy(self) -> Global___GatePolicy: ...
     @_builtins.property
@@ -277,7 +458,7 @@ class GateState(_message.Message):
         rows: _builtins.int = ...,
         steps: _builtins.int = ...,
         switches: _builtins.int = ...,
-        expected_step_ms: _builtins.float = ...,
+        expected_step_ms: _builtins.float | None = ...,
         measured_step_ms: _builtins.float = ...,
         expected_speedup: _builtins.float | None = ...,
         emitted_tokens: _builtins.int = ...,
@@ -286,19 +467,30 @@ class GateState(_message.Message):
         acceptance: _abc.Iterable[Global___GateAcceptance] | None = ...,
         reasons: _abc.Iterable[Global___GateReasonCount] | None = ...,
         costs: Global___GateCosts | None = ...,
+        running_rows: _builtins.int = ...,
+        waiting_rows: _builtins.int = ...,
+        kv_used_tokens: _builtins.int = ...,
+        kv_total_tokens: _builtins.int = ...,
+        verify_steps: _builtins.int = ...,
+        drafted_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_costs", b"_costs", "_expected_speedup", b"_expected_speedup", "costs", b"costs", "expected_speedup", b"expected_speedup", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_costs", b"_costs", "_expected_speedup", b"_expected_speedup", "_expected_step_ms", b"_expected_step_ms", "costs", b"costs", "expected_speedup", b"expected_speedup", "expected_step_ms", b"expected_step_ms", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_costs", b"_costs", "_expected_speedup", b"_expected_speedup", "acceptance", b"acceptance", "candidates", b"candidates", "costs", b"costs", "draft_len", b"draft_len", "emitted_tokens", b"emitted_tokens", "expected_speedup", b"expected_speedup", "expected_step_ms", b"expected_step_ms", "measured_step_ms", b"measured_step_ms", "policy", b"policy", "reason", b"reason", "reasons", b"reasons", "rows", b"rows", "steps", b"steps", "switches", b"switches", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_costs", b"_costs", "_expected_speedup", b"_expected_speedup", "_expected_step_ms", b"_expected_step_ms", "acceptance", b"acceptance", "accepted_tokens", b"accepted_tokens", "candidates", b"candidates", "costs", b"costs", "draft_len", b"draft_len", "drafted_tokens", b"drafted_tokens", "emitted_tokens", b"emitted_tokens", "expected_speedup", b"expected_speedup", "expected_step_ms", b"expected_step_ms", "kv_total_tokens", b"kv_total_tokens", "kv_used_tokens", b"kv_used_tokens", "measured_step_ms", b"measured_step_ms", "policy", b"policy", "reason", b"reason", "reasons", b"reasons", "rows", b"rows", "running_rows", b"running_rows", "steps", b"steps", "switches", b"switches", "uptime_s", b"uptime_s", "verify_steps", b"verify_steps", "waiting_rows", b"waiting_rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__costs: _TypeAlias = _typing.Literal["costs"]  # noqa: Y015
     _WhichOneofArgType__costs: _TypeAlias = _typing.Literal["_costs", b"_costs"]  # noqa: Y015
     _WhichOneofReturnType__expected_speedup: _TypeAlias = _typing.Literal["expected_speedup"]  # noqa: Y015
     _WhichOneofArgType__expected_speedup: _TypeAlias = _typing.Literal["_expected_speedup", b"_expected_speedup"]  # noqa: Y015
+    _WhichOneofReturnType__expected_step_ms: _TypeAlias = _typing.Literal["expected_step_ms"]  # noqa: Y015
+    _WhichOneofArgType__expected_step_ms: _TypeAlias = _typing.Literal["_expected_step_ms", b"_expected_step_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__costs) -> _WhichOneofReturnType__costs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_speedup) -> _WhichOneofReturnType__expected_speedup | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_step_ms) -> _WhichOneofReturnType__expected_step_ms | None: ...
 
 Global___GateState: _TypeAlias = GateState  # noqa: Y015
 

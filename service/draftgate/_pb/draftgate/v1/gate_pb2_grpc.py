@@ -50,6 +50,11 @@ class GateServiceStub:
                 request_serializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_gate__pb2.SetPolicyRequest.SerializeToString,
                 response_deserializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_gate__pb2.SetPolicyResponse.FromString,
                 _registered_method=True)
+        self.WatchSteps = channel.unary_stream(
+                '/draftgate.v1.GateService/WatchSteps',
+                request_serializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_gate__pb2.WatchStepsRequest.SerializeToString,
+                response_deserializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_gate__pb2.WatchStepsResponse.FromString,
+                _registered_method=True)
 
 
 class GateServiceServicer:
@@ -71,7 +76,16 @@ class GateServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetPolicy(self, request, context):
-        """INVALID_ARGUMENT names the field that is out of range; nothing changes then.
+        """Replaces the whole policy, from the next step on, for the rows that run too. INVALID_ARGUMENT
+        names the field that is out of range, FAILED_PRECONDITION says why it cannot be obeyed or saved;
+        nothing changes then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchSteps(self, request, context):
+        """What became of every step, until the caller leaves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,6 +108,11 @@ def add_GateServiceServicer_to_server(servicer, server):
                     servicer.SetPolicy,
                     request_deserializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_gate__pb2.SetPolicyRequest.FromString,
                     response_serializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_gate__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'WatchSteps': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchSteps,
+                    request_deserializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_gate__pb2.WatchStepsRequest.FromString,
+                    response_serializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_gate__pb2.WatchStepsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +197,33 @@ class GateService:
             '/draftgate.v1.GateService/SetPolicy',
             draftgate_dot___pb_dot_draftgate_dot_v1_dot_gate__pb2.SetPolicyRequest.SerializeToString,
             draftgate_dot___pb_dot_draftgate_dot_v1_dot_gate__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/draftgate.v1.GateService/WatchSteps',
+            draftgate_dot___pb_dot_draftgate_dot_v1_dot_gate__pb2.WatchStepsRequest.SerializeToString,
+            draftgate_dot___pb_dot_draftgate_dot_v1_dot_gate__pb2.WatchStepsResponse.FromString,
             options,
             channel_credentials,
             insecure,

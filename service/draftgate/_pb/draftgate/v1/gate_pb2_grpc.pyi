@@ -38,7 +38,12 @@ class GateServiceStub:
     WatchState: _grpc.UnaryStreamMultiCallable[_gate_pb2.WatchStateRequest, _gate_pb2.WatchStateResponse]
     """The same again and again, until the caller leaves."""
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_gate_pb2.SetPolicyRequest, _gate_pb2.SetPolicyResponse]
-    """INVALID_ARGUMENT names the field that is out of range; nothing changes then."""
+    """Replaces the whole policy, from the next step on, for the rows that run too. INVALID_ARGUMENT
+    names the field that is out of range, FAILED_PRECONDITION says why it cannot be obeyed or saved;
+    nothing changes then.
+    """
+    WatchSteps: _grpc.UnaryStreamMultiCallable[_gate_pb2.WatchStepsRequest, _gate_pb2.WatchStepsResponse]
+    """What became of every step, until the caller leaves."""
 
 @_typing.type_check_only
 class GateServiceAsyncStub(GateServiceStub):
@@ -50,7 +55,12 @@ class GateServiceAsyncStub(GateServiceStub):
     WatchState: _aio.UnaryStreamMultiCallable[_gate_pb2.WatchStateRequest, _gate_pb2.WatchStateResponse]  # type: ignore[assignment]
     """The same again and again, until the caller leaves."""
     SetPolicy: _aio.UnaryUnaryMultiCallable[_gate_pb2.SetPolicyRequest, _gate_pb2.SetPolicyResponse]  # type: ignore[assignment]
-    """INVALID_ARGUMENT names the field that is out of range; nothing changes then."""
+    """Replaces the whole policy, from the next step on, for the rows that run too. INVALID_ARGUMENT
+    names the field that is out of range, FAILED_PRECONDITION says why it cannot be obeyed or saved;
+    nothing changes then.
+    """
+    WatchSteps: _aio.UnaryStreamMultiCallable[_gate_pb2.WatchStepsRequest, _gate_pb2.WatchStepsResponse]  # type: ignore[assignment]
+    """What became of every step, until the caller leaves."""
 
 class GateServiceServicer(metaclass=_abc_1.ABCMeta):
     """The load gate: how many tokens each step drafts, why, and what an operator wants of it."""
@@ -77,6 +87,17 @@ class GateServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _gate_pb2.SetPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gate_pb2.SetPolicyResponse, _abc.Awaitable[_gate_pb2.SetPolicyResponse]]:
-        """INVALID_ARGUMENT names the field that is out of range; nothing changes then."""
+        """Replaces the whole policy, from the next step on, for the rows that run too. INVALID_ARGUMENT
+        names the field that is out of range, FAILED_PRECONDITION says why it cannot be obeyed or saved;
+        nothing changes then.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchSteps(
+        self,
+        request: _gate_pb2.WatchStepsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_gate_pb2.WatchStepsResponse], _abc.AsyncIterator[_gate_pb2.WatchStepsResponse]]:
+        """What became of every step, until the caller leaves."""
 
 def add_GateServiceServicer_to_server(servicer: GateServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
