@@ -1,32 +1,32 @@
-"""A closed loop of streams on a running service: what comes in a window of time."""
+"""Loads on a running service, and what comes of them."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from draftgate._pb.draftgate.v1.gate_pb2 import GatePolicy, GateState
 from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest, TokenChunk
 from draftgate.cli.client import GatewayClient
 
-__all__ = ["Window", "closed_loop"]
+__all__ = ["Job", "Window", "closed_loop", "settle"]
 
 _TIMEOUT_S = 300.0
+
+Job = tuple[Sequence[int], int]
+"""A prompt's token ids, and the most tokens of its answer."""
 
 
 @dataclass
 class Window:
-    """What all streams together were sent in a window of time."""
+    """What all streams together were sent in some time."""
 
     streams: int
     seconds: float
     tokens: int = 0
-    steps: int = 0
-    """Of the engine."""
     chunks: int = 0
     """Of all streams: a step's tokens of one row each."""
     drafted: int = 0
@@ -47,77 +47,65 @@ class Window:
         """Count another window's too."""
         self.seconds += other.seconds
         self.tokens += other.tokens
-        self.steps += other.steps
         self.chunks += other.chunks
         self.drafted += other.drafted
         self.gaps_ms += other.gaps_ms
 
 
 async def closed_loop(
-    client: GatewayClient,
-    policy: GatePolicy | None,
-    prompts: Sequence[Sequence[int]],
-    streams: int,
-    *,
-    settle_s: float,
-    window_s: float,
-    max_tokens: int,
-    settle_steps: int = 0,
+    client: GatewayClient, jobs: Sequence[Job], streams: int, window_s: float | None = None
 ) -> Window:
-    """Keep `streams` generations running, each followed by another, greedy; count what comes in
-    `window_s` seconds after `settle_s` and after `settle_steps` steps of the engine.
+    """Keep `streams` generations running, each followed by the next, greedy, and count what comes.
 
-    policy: what the gate is told before; None leaves it. prompts: token ids, taken in turn.
+    It ends when a stream finds no job left: then all cases have done the same work, up to what the
+    other streams have begun. window_s: or after so long, and the jobs begin again when they are
+    used up.
     """
-    if policy is not None:
-        await client.set_gate_policy(policy, save=False, timeout_s=_TIMEOUT_S)
-    begun = await _state(client)
-    counting = _Counting()
-    queue = itertools.cycle(prompts)
-    tasks = [
-        asyncio.create_task(_stream(client, queue, max_tokens, counting)) for _ in range(streams)
-    ]
+    window = Window(streams, 0.0)
+    queue = iter(jobs) if window_s is None else itertools.cycle(jobs)
+    tasks = [asyncio.create_task(_stream(client, queue, window)) for _ in range(streams)]
+    begun_s = time.perf_counter()
     try:
-        await _over(tasks, settle_s)
-        while settle_steps and (await _state(client)).steps - begun.steps < settle_steps:
-            await _over(tasks, 0.5)
-        before = await _state(client)
-        window = Window(streams, 0.0)
-        began_s = time.perf_counter()
-        counting.window = window
-        await _over(tasks, window_s)
-        counting.window = None
-        window.seconds = time.perf_counter() - began_s
-        window.steps = (await _state(client)).steps - before.steps
+        done, _ = await asyncio.wait(tasks, timeout=window_s, return_when=asyncio.FIRST_COMPLETED)
+        window.seconds = time.perf_counter() - begun_s
+        for task in done:
+            task.result()
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        await _idle(client)
     return window
 
 
-class _Counting:
-    """Where the streams put what they get; nowhere outside of the window."""
+async def settle(client: GatewayClient, jobs: Sequence[Job], streams: int, steps: int) -> None:
+    """Keep so many generations running until the engine has run so many steps."""
+    begun = await client.gate_state(timeout_s=_TIMEOUT_S)
+    running = asyncio.create_task(closed_loop(client, jobs, streams, window_s=_TIMEOUT_S))
+    try:
+        while (await client.gate_state(timeout_s=_TIMEOUT_S)).steps - begun.steps < steps:
+            await asyncio.wait([running], timeout=0.5)
+            if running.done():
+                running.result()
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
 
-    window: Window | None = None
 
-
-async def _over(tasks: Sequence[asyncio.Task[None]], seconds: float) -> None:
-    """Let the streams run. Raises what one of them raised."""
-    done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-    for task in done:
-        task.result()
-
-
-async def _stream(
-    client: GatewayClient,
-    prompts: itertools.cycle[Sequence[int]],
-    max_tokens: int,
-    counting: _Counting,
-) -> None:
+async def _idle(client: GatewayClient) -> None:
+    """Wait until the engine has dropped what was cancelled: two engines that compute at once slow
+    each other down many times over."""
     while True:
+        state = await client.gate_state(timeout_s=_TIMEOUT_S)
+        if not state.running_rows + state.waiting_rows:
+            return
+        await asyncio.sleep(0.05)
+
+
+async def _stream(client: GatewayClient, jobs: Iterator[Job], window: Window) -> None:
+    for ids, max_tokens in jobs:
         request = GenerateRequest(max_tokens=max_tokens)
-        request.input_ids.extend(next(prompts))
+        request.input_ids.extend(ids)
         request.sampling.temperature = 0.0
         last_s: float | None = None
         async with aclosing(client.generate(request, timeout_s=_TIMEOUT_S)) as events:
@@ -125,10 +113,9 @@ async def _stream(
                 if not event.HasField("tokens"):
                     continue
                 now_s = time.perf_counter()
-                if counting.window is not None:
-                    _count(counting.window, event.tokens)
-                    if last_s is not None:
-                        counting.window.gaps_ms.append(1e3 * (now_s - last_s))
+                _count(window, event.tokens)
+                if last_s is not None:
+                    window.gaps_ms.append(1e3 * (now_s - last_s))
                 last_s = now_s
 
 
@@ -136,7 +123,3 @@ def _count(window: Window, chunk: TokenChunk) -> None:
     window.chunks += 1
     window.tokens += len(chunk.tokens)
     window.drafted += sum(step.drafted for step in chunk.verify_steps)
-
-
-async def _state(client: GatewayClient) -> GateState:
-    return await client.gate_state(timeout_s=_TIMEOUT_S)

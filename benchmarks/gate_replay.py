@@ -3,10 +3,9 @@
 Replays ten phases of 1 to 240 rows with a published grid of step times (Llama-3.1-8B with EAGLE on
 an H100) and with one that has a cliff at 256 tokens, in four cases: the profile is right;
 verification is really 1.6 times as dear above 128 tokens; acceptance halves half-way; contexts are
-long. Requests differ in how much of a draft they accept, every seventh step has a prompt chunk, and
-a step with another draft length than the one before takes one draft step longer. Then, at constant
-load: whether prompt chunks alone make the gate switch, what few rows with short answers do, and
-from how many rows on drafts by row gain.
+long. Requests differ in how much of a draft they accept, and every seventh step has a prompt chunk.
+Then, at constant load: whether prompt chunks alone make the gate switch, what few rows with short
+answers do, and from how many rows on drafts by row gain.
 
 Pure arithmetic: it measures laws, not this machine.
 
@@ -22,7 +21,7 @@ from common import benchmark_parser, conclude
 from draftgate.speculation import Gate, GateSettings, Load
 from draftgate.speculation.laws import AutoLaw, Choice, Law
 from draftgate.speculation.replay import Replay, replay
-from draftgate.speculation.world import Phase, World
+from draftgate.speculation.world import Phase, Requests, World
 from gate_replay_report import Case, Chunks, ComeAndGo, Gain, Plan, Report, Result, goals, show
 from gate_replay_worlds import REQUESTS, ROWS, laws, steady_world, world
 
@@ -57,19 +56,15 @@ def main(argv: Sequence[str] | None = None, plan: Plan | None = None) -> int:
 
 def measure(plan: Plan) -> Report:
     """Replay all that the plan says."""
-    cases, free = [], []
+    cases = []
     for grid in plan.grids:
         for case in plan.cases:
             true = world(grid, case, plan.plain_steps)
             cases.append(Case(grid, case, _results(true, plan, laws(true))))
-        true = replace(world(grid, "right", plan.plain_steps), switch_ms=0.0)
-        others = {name: make for name, make in laws(true).items() if "fixed" not in name}
-        free.append(Case(grid, "right, switches free", _results(true, plan, others)))
     steady = [(grid, rows) for grid in plan.grids for rows in plan.steady_rows]
     return Report(
         plan,
         tuple(cases),
-        tuple(free),
         tuple(_chunks(plan, grid, rows) for grid, rows in steady),
         tuple(_come_and_go(plan, grid) for grid in plan.grids),
         tuple(_gain(plan, grid, rows) for grid, rows in steady),
@@ -125,14 +120,20 @@ class _Watched(AutoLaw):
 
 
 def _chunks(plan: Plan, grid: str, rows: int) -> Chunks:
-    """Switches of settled gates that see the same load with and without prompt chunks."""
+    """Switches of gates that see the same load with and without prompt chunks, all requests alike:
+    nothing else changes. They have settled once their mean over chunks has."""
+    requests = Requests.alike(REQUESTS.survival(REQUESTS.places), REQUESTS.output_tokens)
+    settle_steps = 2 * GateSettings().prefill_mean_steps
 
     def switches(*chunks: int) -> int:
         phase = Phase(rows, 1.0, 0, *chunks)
-        true = steady_world(grid, phase, plan.settle_steps + plan.steady_steps, REQUESTS)
-        law = _Watched(true)
-        replay(law, true, seed=0)
-        return law.switches_since(plan.settle_steps)
+        true = steady_world(grid, phase, settle_steps + plan.steady_steps, requests)
+        found = 0
+        for seed in range(plan.seeds):
+            law = _Watched(true)
+            replay(law, true, seed=seed)
+            found += law.switches_since(settle_steps)
+        return found
 
     return Chunks(grid, rows, switches(), tuple(switches(*chunks) for chunks in _CHUNKS))
 

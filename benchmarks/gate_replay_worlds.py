@@ -88,8 +88,6 @@ def world(grid: str, case: str, plain_steps: int) -> World:
             for rows in ROWS
         ],
         jitter=_JITTER,
-        # The drafter runs once more to catch up, or something of that size.
-        switch_ms=costs.drafting_ms[1],
     )
     if case == "dearer":
         return replace(found, cost_factor=lambda tokens: 1.6 if tokens > 128 else 1.0)

@@ -75,7 +75,6 @@ def test_run_prints_a_table_and_writes_json(
         assert result["steps"] > 30
         assert len(result["phases"]) == 10
         assert all(speed > 0 for speed in result["phases"])
-    assert len(content["free"][0]["results"]) == 4
     assert [(each["rows"], len(each["with_chunks"])) for each in content["chunks"]] == [
         (12, 3),
         (64, 3),
@@ -95,7 +94,6 @@ def result(speed: float, *, steps: int = 1000, switches: int = 0, last: float = 
 GOOD = Report(
     Plan(grids=("cliff",), cases=("right",)),
     (Case("cliff", "right", {"auto": result(100), "fixed:0": result(90), "table": result(99)}),),
-    (Case("cliff", "free", {"auto": result(100), "goodput": result(101)}),),
     (Chunks("cliff", 8, 1, (0, 1, 1)),),
     (ComeAndGo("cliff", 1000, 20),),
     (Gain("cliff", 8, 0.995), Gain("cliff", 60, 1.05)),
@@ -120,10 +118,6 @@ def auto(**changes: float) -> Report:
         (replace(GOOD, come_and_go=(ComeAndGo("cliff", 1000, 21),)), "rows that come and go"),
         (replace(GOOD, gains=(Gain("cliff", 8, 0.98), Gain("cliff", 60, 1.05))), "at worst"),
         (replace(GOOD, gains=(Gain("cliff", 8, 1.0),)), "at best"),
-        (
-            replace(GOOD, free=(Case("cliff", "free", {"auto": result(97), "ema": result(100)}),)),
-            "switches free",
-        ),
     ],
 )
 def test_a_missed_goal_is_named(report: Report, missed: str | None) -> None:
@@ -148,7 +142,7 @@ def test_ahead_in_three_of_four_cases() -> None:
             Case("cliff", name, {"auto": result(speed), "fixed:0": result(100)})
             for name, speed in zip(CASES, speeds, strict=True)
         )
-        return replace(GOOD, cases=found)
+        return replace(GOOD, cases=found, plan=Plan(grids=("cliff",)))
 
     def met(report: Report) -> bool:
         [goal] = [goal for goal in goals(report) if "cases ahead" in goal.name]

@@ -39,11 +39,13 @@ from tests.support.speculation import (
 from tests.support.tiny_models import BLOCK_BYTES, TINY
 
 
-def costs(free_tokens: int, lens: Sequence[int] = (0, 1, 2, 4, 6)) -> CostTable:
-    """So many tokens cost a pass of 10 ms, each more 1 ms; a draft step 0.1 ms."""
-    points = (1, free_tokens, free_tokens + 1000)
+def costs(
+    free_tokens: int, lens: Sequence[int] = (0, 1, 2, 4, 6), token_ms: float = 1.0
+) -> CostTable:
+    """So many tokens cost a pass of 10 ms, each more `token_ms`; a draft step 0.1 ms."""
+    points, dear_ms = (1, free_tokens, free_tokens + 1000), 1000 * token_ms
     return CostTable(
-        {k: CostCurve(points, tuple(10 + 0.1 * k + t for t in (0, 0, 1000))) for k in lens}
+        {k: CostCurve(points, tuple(10 + 0.1 * k + t for t in (0, 0, dear_ms))) for k in lens}
     )
 
 
@@ -146,7 +148,7 @@ def test_real_text_under_the_gate(
 
 
 def test_more_rows_are_drafted_less_for(tiny: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where passes are free up to eight tokens: six drafts for one row, none for eight."""
+    """Where passes are free up to eight tokens: six for one row, hardly any for each of twelve."""
     expected = alone(tiny, greedy(40))
     following = oracle(expected)
     use_drafter(monkeypatch, ScriptedDrafter(lambda query: Draft(tuple(following(query)))))
@@ -159,7 +161,7 @@ def test_more_rows_are_drafted_less_for(tiny: Target, monkeypatch: pytest.Monkey
             drafted.setdefault(output.batch_rows, set()).add(count)
 
     with running(tiny, clock=still, draft_len=6, started=False) as engine:
-        engine.engine.use_costs(costs(free_tokens=8))
+        engine.engine.use_costs(costs(free_tokens=8, token_ms=3.0))
         streams = [
             engine.submit(f"{copy} {name}", ids, greedy(40), on_output=note)
             for copy in range(2)

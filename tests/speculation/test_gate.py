@@ -179,9 +179,9 @@ def cliff(draft_ms: float = 0.9) -> CostTable:
 
 
 def with_chunks(
-    gate: Gate, rows: int, steps: int, every: int, chunk: int, run: int = 1
+    gate: Gate, rows: int, steps: int, every: int, chunk: int, run: int = 1, share: float = 0.7
 ) -> list[Decision]:
-    """Run a gate at constant load with prompt chunks, where seven of ten drafts are accepted."""
+    """Run a gate at constant load with prompt chunks, where such a share of drafts is accepted."""
     random = np.random.default_rng(0)
     assert gate.costs is not None
     decisions = []
@@ -189,7 +189,7 @@ def with_chunks(
         now = load(rows, prefill=chunk if step % every < run else 0)
         decision = gate.decide(now)
         outcomes = [
-            Outcome(i, 1, k, range(int((random.random(k) < 0.7).cumprod().sum())))
+            Outcome(i, 1, k, range(int((random.random(k) < share).cumprod().sum())))
             for i, k in enumerate(decision.row_lens)
             if k
         ]
@@ -262,7 +262,13 @@ def switches(settings_: GateSettings) -> int:
 
 def test_a_small_gain_or_a_short_stay_does_not_switch() -> None:
     assert switches(GateSettings()) <= 4
-    fickle = {"switch_gain": 0.0, "least_gain": 0.0, "dwell_steps": 0, "mean_steps": 1}
+    fickle = {
+        "switch_gain": 0.0,
+        "least_gain": 0.0,
+        "dwell_steps": 0,
+        "mean_steps": 1,
+        "hold_steps": 1,
+    }
     assert switches(GateSettings(**fickle)) > 20  # type: ignore[arg-type]
 
 
@@ -308,7 +314,7 @@ def test_where_nothing_changes_it_probes_less_and_less() -> None:
 
 def test_a_probe_stays_before_a_cliff_and_out_of_steps_with_prompts() -> None:
     gate = Gate(LENS, cliff())
-    decisions = with_chunks(gate, 248, 1200, 3, 128, 1)
+    decisions = with_chunks(gate, 248, 1200, 3, 128, 1, share=0.02)
     probes = [step for step, d in enumerate(decisions) if d.reason is GateReason.PROBE]
     assert probes
     assert all(step % 3 for step in probes)
@@ -316,6 +322,31 @@ def test_a_probe_stays_before_a_cliff_and_out_of_steps_with_prompts() -> None:
     # Different rows each time.
     probed = {row for step in probes for row in np.flatnonzero(decisions[step].row_lens).tolist()}
     assert len(probed) >= 4
+
+
+def test_drafts_go_where_there_is_room_for_them() -> None:
+    """Up to the cliff in steps that are before it, for all rows in those that are beyond anyway."""
+    late = with_chunks(Gate(LENS, cliff()), 248, 600, 3, 128, 1)[-30:]
+    assert {d.tokens_in_pass for d in late[1::3] + late[2::3]} == {256}
+    assert all(min(d.row_lens) > 0 for d in late[::3])
+    assert len({d.draft_len for d in late}) == 1
+
+
+def test_a_decision_is_kept_while_nothing_changes() -> None:
+    gate = Gate(LENS, costs())
+    drive(gate, 0.7, 4, 100)
+    first = gate.decide(load(4))
+    kept = 0
+    while gate.decide(load(4)) is first:
+        kept += 1
+    assert 0 < kept <= gate.settings.hold_steps
+    # Not with another row, less room, a prompt beside them, or another policy.
+    for other in (load(5), load(4, caps=[1, None, None, None]), load(4, prefill=64)):
+        before = gate.decide(load(4))
+        assert gate.decide(other) is not before
+    before = gate.decide(load(4))
+    gate.set_policy(Policy(Mode.OFF))
+    assert gate.decide(load(4)).row_lens == (0, 0, 0, 0)
 
 
 def test_no_row_is_probed_that_may_not_draft() -> None:

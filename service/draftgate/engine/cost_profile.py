@@ -6,10 +6,7 @@ draft length. So a time has everything in it: drafting, keeping the drafter in s
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-import os
 import platform
 import statistics
 import time
@@ -30,12 +27,14 @@ from draftgate.speculation import CostCurve, CostTable, Mode, Policy
 if TYPE_CHECKING:
     from draftgate.engine.engine import Engine
 
-__all__ = ["costs_file", "measure_costs"]
+__all__ = ["hardware", "measure_costs"]
 
-_SHORT, _LONG = 48, 768
+_SHORT, _LONG = 24, 512
 """Tokens of a prompt; the second to see what context costs."""
 
-_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+_BATCHES = (1, 4, 12, 32, 96)
+"""Rows, beside as many as the engine takes."""
+
 _MOST_TOKENS = 160
 """A pass over more is not measured, but for the longest drafts' line to go on from."""
 
@@ -50,33 +49,38 @@ _MARGIN = 0.8
 def measure_costs(
     engine: Engine, budget_s: float = 10.0, clock: Callable[[], float] = time.perf_counter
 ) -> CostTable:
-    """Time steps on an engine whose thread does not run yet, in about `budget_s` at most.
+    """Time steps on an engine whose thread does not run yet, in about `budget_s`.
 
-    Larger batches are left out when the time is short; the table's lines go on from the last two.
+    Larger batches are left out when the time is short; the table's lines go on from the last two,
+    which are measured however long they take.
     """
-    until_s = clock() + _MARGIN * budget_s
+    begun_s = clock()
+    end_s = begun_s + budget_s
     lens = draft_lens(engine.config.draft_len)
     drafter = engine.stepper.drafter
     assert drafter is not None
     engine.stepper.drafter = _FullDrafts(drafter)
     bench = _Bench(engine, clock)
     times_ms: dict[int, dict[int, float]] = {k: {} for k in lens if k in _MEASURED or k == lens[-1]}
-    kv_us = bench.kv_us(lens)
-    for rows in _BATCHES:
-        if rows > engine.max_batch_rows or (clock() > until_s and rows > _BATCHES[1]):
+    kv_us = bench.kv_us(lens, end_s)
+    most = engine.max_batch_rows
+    sizes = sorted({*(rows for rows in _BATCHES if rows < most), min(most, _BATCHES[-1])})
+    for place, rows in enumerate(sizes):
+        if clock() > begun_s + _MARGIN * budget_s and place > 1:
             break
-        bench.fill(rows)
-        for draft_len, found in times_ms.items():
-            if rows * (draft_len + 1) > _MOST_TOKENS and len(found) > 1:
-                continue
-            step_ms = bench.step_ms(draft_len)
+        wanted = [
+            draft_len
+            for draft_len, found in times_ms.items()
+            if rows * (draft_len + 1) <= _MOST_TOKENS or len(found) < 2
+        ]
+        for draft_len, step_ms in bench.steps_ms(rows, wanted, end_s).items():
             base_ms = step_ms - bench.kv_tokens * kv_us[draft_len] / 1e3
-            found[rows] = max(base_ms, 0.5 * step_ms)
+            times_ms[draft_len][rows] = max(base_ms, 0.5 * step_ms)
     bench.empty()
     engine.stepper.drafter = drafter
     return CostTable(
         {k: _curve(k, found, kv_us[k]) for k, found in _with_between(times_ms, lens).items()},
-        source=f"{_hardware()}; {engine.target.config.name}; {engine.config.drafter}",
+        source=f"{hardware()}; {engine.target.config.name}; {engine.config.drafter}",
         measured_at_s=round(time.time()),
     ).grown()
 
@@ -101,24 +105,6 @@ def _with_between(
 def _curve(draft_len: int, times_ms: Mapping[int, float], kv_us: float) -> CostCurve:
     tokens = tuple(rows * (draft_len + 1) for rows in times_ms)
     return CostCurve(tokens, tuple(times_ms.values()), kv_us)
-
-
-def costs_file(engine: Engine) -> Path:
-    """Where the table of such an engine on such a machine is kept, in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    config = engine.config
-    told = {
-        "hardware": _hardware(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "model": [str(engine.target.config.folder.resolve()), engine.target.config.quantization],
-        "dtype": config.dtype,
-        "drafter": [config.drafter, config.drafter_dir, config.draft_len, config.draft_width],
-        "rows": engine.max_batch_rows,
-        "positions": engine.max_sequence_tokens,
-    }
-    key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
-    return cache / "draftgate" / "costs" / f"{key}.json"
 
 
 class _FullDrafts(Drafter):
@@ -170,47 +156,52 @@ class _Bench:
         """Positions that attention reads in a step."""
         return sum(self._live.values())
 
-    def kv_us(self, lens: tuple[int, ...]) -> dict[int, float]:
+    def kv_us(self, lens: Sequence[int], end_s: float) -> dict[int, float]:
         """Microseconds for each KV token, by draft length: from one row with a long context and one
         with a short."""
         longer = min(_LONG, self._engine.max_sequence_tokens // 2)
-        ends = {0, lens[-1]}
-        times: dict[int, dict[int, float]] = {}
-        for context in (self._context, longer):
-            self.fill(1, context)
-            times[context] = {draft_len: self.step_ms(draft_len) for draft_len in ends}
+        ends = sorted({0, lens[-1]})
+        short = self.steps_ms(1, ends, end_s)
+        self.empty()
+        self._fill(1, longer)
+        long = self.steps_ms(1, ends, end_s)
+        self.empty()
         more = max(longer - self._context, 1)
-        slopes = {
-            k: max(1e3 * (times[longer][k] - times[self._context][k]) / more, 0.0) for k in ends
-        }
-        low, high = slopes[0], slopes[lens[-1]]
+        low, high = (max(1e3 * (long[k] - short[k]) / more, 0.0) for k in (ends[0], ends[-1]))
         return {k: low + (high - low) * k / max(lens[-1], 1) for k in lens}
 
-    def fill(self, rows: int, context: int | None = None) -> None:
-        """So many rows, of this context or a short one, in place of those that are there; all of
-        them decode."""
-        self.empty()
-        self._engine.set_policy(Policy(mode=Mode.OFF))
-        for _ in range(rows):
-            self._submit(context or self._context)
-        while len(self._live) < rows:
-            self._engine.step()
-
-    def step_ms(self, draft_len: int) -> float:
-        """A step with this draft length: the median of some, after one that is not counted."""
-        self._engine.set_policy(Policy(mode=Mode.FIXED, draft_len=draft_len))
-        times = []
-        for _ in range(1 + _REPEATS):
-            begun_s = self._clock()
-            self._engine.step()
-            times.append(1e3 * (self._clock() - begun_s))
-        return statistics.median(times[1:])
+    def steps_ms(self, rows: int, draft_lens: Sequence[int], end_s: float) -> dict[int, float]:
+        """A step with each draft length: the median of some, all draft lengths in turn, so that a
+        hiccup of the machine falls on all alike. After `end_s` one of each has to do."""
+        times: dict[int, list[float]] = {draft_len: [] for draft_len in draft_lens}
+        for number in range(1 + _REPEATS):
+            if number > 1 and self._clock() > end_s:
+                break
+            for draft_len, found in times.items():
+                self._fill(rows, self._context)
+                self._engine.set_policy(Policy(mode=Mode.FIXED, draft_len=draft_len))
+                begun_s = self._clock()
+                self._engine.step()
+                if number:
+                    found.append(1e3 * (self._clock() - begun_s))
+        return {draft_len: statistics.median(found) for draft_len, found in times.items()}
 
     def empty(self) -> None:
         """Take all rows out."""
         for request_id in self._live:
             self._engine.stop(request_id)
         self._engine.step()
+
+    def _fill(self, rows: int, context: int) -> None:
+        """At least so many rows, new ones with this context, all of which decode."""
+        lacking = rows - len(self._live)
+        if lacking <= 0:
+            return
+        self._engine.set_policy(Policy(mode=Mode.OFF))
+        for _ in range(lacking):
+            self._submit(context)
+        while len(self._live) < rows:
+            self._engine.step()
 
     def _submit(self, context: int) -> None:
         number = next(self._numbers)
@@ -229,7 +220,7 @@ class _Bench:
         self._engine.submit(Request(request_id, ids, params), took)
 
 
-def _hardware() -> str:
+def hardware() -> str:
     """The processor by name."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

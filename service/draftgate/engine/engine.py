@@ -16,9 +16,9 @@ import torch
 
 from draftgate.contract import FinishReason
 from draftgate.engine.config import EngineConfig
-from draftgate.engine.cost_profile import costs_file, measure_costs
 from draftgate.engine.drafters import Drafter, make_drafter
 from draftgate.engine.gating import make_gate, save_policy, saved_policy
+from draftgate.engine.known_costs import known_costs
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
 from draftgate.engine.model import Target, load_target, sequence_limit
 from draftgate.engine.recent_ids import RecentIds
@@ -116,7 +116,7 @@ class Engine:
         target = load_target(model_dir, dtype, torch.device("cuda" if cuda else "cpu"))
         engine = cls(target, config, drafter=drafter)
         if config.gate == "auto" and engine.speculates:
-            engine.use_costs(_known_costs(engine))
+            engine.use_costs(known_costs(engine))
         engine._restore_policy()
         return engine
 
@@ -385,25 +385,3 @@ class Engine:
             self.target.config.shape.vocab_size,
             self.target.device,
         )
-
-
-def _known_costs(engine: Engine) -> CostTable:
-    """What steps cost here: as configured, or from an earlier start, or measured now."""
-    if engine.config.costs_file:
-        return CostTable.load(Path(engine.config.costs_file))
-    path = costs_file(engine)
-    if path.exists():
-        try:
-            return CostTable.load(path)
-        except DraftgateError as error:
-            _LOG.warning("the costs are measured again: %s", error.message)
-    _LOG.info("measuring what steps cost here, for the gate: about 10 s, at the first start only")
-    begun_s = time.monotonic()
-    costs = measure_costs(engine)
-    _LOG.info("measured what steps cost in %.1f s", time.monotonic() - begun_s)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        costs.save(path)
-    except OSError as error:
-        _LOG.warning("the costs are not kept: %s", error)
-    return costs

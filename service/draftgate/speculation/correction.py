@@ -4,6 +4,10 @@ Each measured step gives a ratio to what the table said. Ratios are averaged wit
 many tokens were in the pass, a few buckets an octave, apart for steps with and without drafts. What
 one bucket has learned holds in part for its neighbours, which may never have run: the less the
 further away. So a table that is wrong above some number of tokens is put right there, not below.
+
+A machine may also become slower as a whole, for a second or for an hour. Steps of a bucket that is
+well known tell of that at once, in one factor on all times: it turns no choice. Only what lasts is
+then learned of the bucket.
 """
 
 from __future__ import annotations
@@ -20,11 +24,20 @@ _PER_OCTAVE = 3
 _BUCKETS = 16 * _PER_OCTAVE
 """Up to 65,536 tokens."""
 
-_LEARNT = 0.1
-"""Weight of a new ratio once a bucket has seen a few."""
+_LEARNT = 0.03
+"""Weight of a new ratio once a bucket has seen many."""
+
+_KNOWN = 8.0
+"""After so many observations of a bucket, what differs from them is the whole machine's speed."""
+
+_DRIFT_LEARNT = 0.2
+"""Weight of a step for that speed."""
 
 _LOWEST, _HIGHEST = 1 / 3, 3.0
 """A step further off than this is a hiccup of the machine: it counts as this far."""
+
+_HICCUP = 2.0
+"""The same of a bucket that is well known, over what is usual there."""
 
 _PRIOR = 0.3
 """Weight, in observations, of the table being right."""
@@ -38,7 +51,7 @@ _OTHER = 0.25
 _HEARSAY = 0.3
 """Most observations that all of its neighbours count for beside a bucket's own."""
 
-_MOST = 20.0
+_MOST = 40.0
 """Most observations that a bucket counts for."""
 
 _FADE = 0.5 ** (1 / 1000)
@@ -52,6 +65,8 @@ class CostCorrection:
         self._ratios = np.ones((2, _BUCKETS))
         self._seen = np.zeros((2, _BUCKETS))
         self._factors = np.ones((2, _BUCKETS))
+        self._drift = 1.0
+        """How much slower the machine is at present than in the steps that were learned from."""
 
     def observe(
         self, tokens: int, *, drafted: bool, expected_ms: float, measured_ms: float
@@ -63,12 +78,19 @@ class CostCorrection:
         self._seen *= _FADE
         seen = min(self._seen[kind, bucket] + 1.0, _MOST)
         self._seen[kind, bucket] = seen
-        self._ratios[kind, bucket] += max(_LEARNT, 1 / seen) * (ratio - self._ratios[kind, bucket])
+        known = self._ratios[kind, bucket]
+        if seen > _KNOWN:
+            usual = known * self._drift
+            ratio = min(max(ratio, usual / _HICCUP), usual * _HICCUP)
+            self._drift *= (ratio / known / self._drift) ** _DRIFT_LEARNT
+        else:
+            ratio /= self._drift
+        self._ratios[kind, bucket] += max(_LEARNT, 1 / seen) * (ratio - known)
         self._refresh()
 
     def factor(self, tokens: int, *, drafted: bool) -> float:
         """What to multiply the table's time of such a step with."""
-        return float(self._factors[int(drafted), _bucket(tokens)])
+        return self._drift * float(self._factors[int(drafted), _bucket(tokens)])
 
     def factors(
         self, tokens: npt.NDArray[np.int64], drafted: npt.NDArray[np.bool_]
@@ -76,7 +98,7 @@ class CostCorrection:
         """`factor` for arrays that fit each other."""
         buckets = _BUCKET_OF.take(tokens, mode="clip")
         found: npt.NDArray[np.float64] = self._factors.take(buckets + _BUCKETS * drafted)
-        return found
+        return self._drift * found
 
     def learned(self) -> Sequence[tuple[int, bool, float, float]]:
         """What has been seen: fewest tokens of the bucket, whether drafted, ratio, observations."""

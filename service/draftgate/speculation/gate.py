@@ -95,6 +95,9 @@ class Gate:
             self._weigher = Weigher(self._times, self.acceptance, self.draft_lens, self.settings)
         self._chooser = Chooser(self.settings)
         self._prober = Prober(self.settings)
+        self._held: tuple[Policy, RowLimits] | None = None
+        """What the latest decision is good for while nothing changes; None: for its step alone."""
+        self._held_steps = 0
 
     @property
     def policy(self) -> Policy:
@@ -153,6 +156,13 @@ class Gate:
         if policy.max_draft_len is not None:
             highest = min(highest, policy.max_draft_len)
         limits = RowLimits.of(load, highest)
+        if self._holds(policy, limits):
+            assert self.last is not None
+            assert self._weigher is not None
+            self._chooser.keep(self.last.draft_len)
+            self._weigher.pass_by(load)
+            return self.last
+        self._held = None
         if policy.mode is not Mode.AUTO or self._weigher is None or not highest:
             return self._ordered(load, limits, highest)
         if not load.rows:
@@ -160,16 +170,28 @@ class Gate:
                 load, Plan(limits.lens, 0.0, 0.0), limits, 0, GateReason.PREFILL, None
             )
         weighed = self._weigher.weigh(load, limits, highest)
-        before = self._chooser.draft_len
         chosen, reason = self._chooser.choose(weighed.candidates, policy)
-        if weighed.load_changed or self._chooser.draft_len != before:
+        if weighed.load_changed:
             self._prober.restart()
-        if chosen.draft_len == 0 and len(weighed.candidates) > 1:
+        plan = self._weigher.plan(load, limits, weighed, chosen)
+        if plan.lens.any():
+            self._prober.restart()
+            if policy.max_step_ms is None:
+                self._held, self._held_steps = (policy, limits), 0
+        elif len(weighed.candidates) > 1:
             probe = self._probe(load, limits, weighed)
             if probe is not None:
                 return probe
-        plan = self._weigher.plan(load, limits, weighed, chosen)
         return self._decision(load, plan, limits, chosen.draft_len, reason, weighed)
+
+    def _holds(self, policy: Policy, limits: RowLimits) -> bool:
+        """Whether the latest decision is recent enough, and the load like its own: what is known
+        changes slowly, and weighing takes time."""
+        self._held_steps += 1
+        if self._held is None or self._held_steps >= self.settings.hold_steps:
+            return False
+        asked, before = self._held
+        return policy is asked and limits.alike(before)
 
     def _ordered(self, load: Load, limits: RowLimits, highest: int) -> Decision:
         """What an operator wants, or all there is where no costs are known."""

@@ -38,6 +38,14 @@ class RowLimits:
             shortest = 0
         return cls(load, [row.row_id for row in rows], np.array(lens, dtype=np.int64), shortest)
 
+    def alike(self, other: RowLimits) -> bool:
+        """Whether the other's are of the same rows, beside as many prompt tokens."""
+        return (
+            self.row_ids == other.row_ids
+            and self.load.prefill_tokens == other.load.prefill_tokens
+            and bool(np.array_equal(self.lens, other.lens))
+        )
+
     def reason(self, place: int) -> GateReason:
         """What keeps the row below the others."""
         row = self.load.rows[place]

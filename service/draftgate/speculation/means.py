@@ -78,20 +78,14 @@ class LoadMeans:
         # Rows that come and go by chance vary by about the root of their number.
         return self._steps == 0 or abs(rows - self._rows) > 1 + 2 * self._rows**0.5
 
-    def rates(self, count: int) -> _Floats:
-        """What so many draft lengths bring, tokens a millisecond; 0 before anything is known."""
-        if self._means.shape[1] != count:
-            return np.zeros(count)
-        rates: _Floats = self._means[0] / self._means[1]
-        return rates
-
-    def observe(self, rows: int, values: _Floats) -> _Floats:
-        """One more step. values: [tokens and milliseconds, draft lengths]. Returns their means."""
+    def observe(self, rows: int, values: _Floats, steps: int = 1) -> _Floats:
+        """So many more steps, all alike. values: [tokens and milliseconds, draft lengths]. Returns
+        their means."""
         if self.begins(rows) or values.shape != self._means.shape:
-            self._steps, self._rows, self._means = 1, float(rows), values
+            self._steps, self._rows, self._means = steps, float(rows), values
             return values
-        self._steps += 1
-        learnt = max(1.0 / self._steps, 1.0 / self._mean_steps)
+        self._steps += steps
+        learnt = steps / min(self._steps, max(self._mean_steps, steps))
         self._rows += learnt * (rows - self._rows)
         self._means = self._means + learnt * (values - self._means)
         return self._means

@@ -124,8 +124,6 @@ def replay(law: Law, world: World, *, seed: int) -> Replay:
             step_ms *= world.cost_factor(tokens)
             if world.jitter:
                 step_ms *= math.exp(world.jitter * random.standard_normal())
-            if switched:
-                step_ms += world.switch_ms
             law.observe(Drafts(rows.ids, choice.row_lens, accepted), load, step_ms)
             time_s += step_ms / 1e3
             for row_id in crowd.advance(accepted, time_s):

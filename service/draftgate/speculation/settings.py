@@ -21,9 +21,12 @@ class GateSettings:
     """But never less than this."""
     urgent_share: float = 0.85
     """... unless it promises less than this share of a shorter one: that is taken at once."""
+    hold_steps: int = 8
+    """A decision to draft is kept for so many steps while the load stays as it is; 1: for none but
+    its own."""
     mean_steps: int = 16
-    """What draft lengths promise is averaged over about so many steps: rows come and go, and near
-    their ends draft less."""
+    """What draft lengths promise is averaged over about so many steps of those that are weighed:
+    rows come and go, and near their ends draft less."""
     prefill_mean_steps: int = 256
     """The same for prompt tokens beside the rows, which come in chunks."""
     by_row: bool = True

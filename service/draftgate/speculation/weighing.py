@@ -25,7 +25,7 @@ _Ints = npt.NDArray[np.int64]
 _PLACES = np.arange(1, 257)
 """Places of a draft."""
 
-_ALLOT_EVERY = 16
+_ALLOT_EVERY = 64
 """After so many steps it is found out anew what each draft length gains by allotting drafts."""
 
 _ROUNDS = 2
@@ -99,6 +99,8 @@ class Weigher:
         """Tokens and milliseconds with drafts allotted over those without, by draft length."""
         self._allotted = 0
         """Steps since."""
+        self._passed = 0
+        """Steps since the last that was weighed."""
 
     def weigh(self, load: Load, limits: RowLimits, highest: int) -> Weighed:
         """load: with rows. highest: the longest that may be chosen."""
@@ -113,14 +115,20 @@ class Weigher:
         np.matmul(times_ms[:, 1:], mix.shares, out=values[1])
         changed = self._means.begins(rows)
         if self._by_row:
-            self._allotted += 1
+            self._allotted += 1 + self._passed
             if changed or self._allotted >= _ALLOT_EVERY or self._gains.shape != values.shape:
                 self._allot(load, limits, lens, mix, survival, values)
             values *= self._gains
-        means = self._means.observe(rows, values).tolist()
+        means = self._means.observe(rows, values, 1 + self._passed).tolist()
+        self._passed = 0
         found = zip(lens, tokens.tolist(), times_ms[:, 0].tolist(), *means, strict=True)
         candidates = tuple([Candidate(*each) for each in found])
         return Weighed(candidates, changed, survival)
+
+    def pass_by(self, load: Load) -> None:
+        """A step runs without being weighed: it is taken to be like the next that is."""
+        self._prefill.observe(load.prefill_tokens)
+        self._passed += 1
 
     def plan(self, load: Load, limits: RowLimits, weighed: Weighed, chosen: Candidate) -> Plan:
         """What to draft with this draft length."""

@@ -100,8 +100,6 @@ class World:
     """What rows are like from the middle on; None: no different."""
     jitter: float = 0.0
     """Standard deviation of a step's time, over that time."""
-    switch_ms: float = 0.0
-    """What a step takes longer whose draft length is not that of the step before."""
 
     @property
     def duration_s(self) -> float:
