@@ -3,93 +3,148 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 
-from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest, TokenChunk
+from draftgate._pb.draftgate.v1.gate_pb2 import GATE_MODE_AUTO, GatePolicy, GateStep
+from draftgate._pb.draftgate.v1.generation_pb2 import GATE_REASON_OPERATOR, GenerateRequest
 from draftgate.cli.client import GatewayClient
 
-__all__ = ["Job", "Window", "closed_loop", "settle"]
+__all__ = ["Job", "Part", "alternate", "load", "run_steps"]
 
 _TIMEOUT_S = 300.0
+_POLL_MS = 1000
 
 Job = tuple[Sequence[int], int]
 """A prompt's token ids, and the most tokens of its answer."""
 
 
 @dataclass
-class Window:
-    """What all streams together were sent in some time."""
+class Part:
+    """What steps emitted, and how long they took."""
 
-    streams: int
-    seconds: float
     tokens: int = 0
-    chunks: int = 0
-    """Of all streams: a step's tokens of one row each."""
+    seconds: float = 0.0
+    row_steps: int = 0
+    """Rows that decoded, over all steps."""
     drafted: int = 0
-    """Tokens that were drafted for these chunks."""
-    gaps_ms: list[float] = field(default_factory=list)
-    """Between two chunks of one stream."""
 
     @property
     def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
+        return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def mean_draft_len(self) -> float:
-        """Drafted tokens a chunk."""
-        return self.drafted / self.chunks if self.chunks else 0.0
+        """Drafted tokens of a row in a step."""
+        return self.drafted / max(self.row_steps, 1)
 
-    def add(self, other: Window) -> None:
-        """Count another window's too."""
-        self.seconds += other.seconds
+    def add(self, other: Part) -> None:
+        """Count another's too."""
         self.tokens += other.tokens
-        self.chunks += other.chunks
+        self.seconds += other.seconds
+        self.row_steps += other.row_steps
         self.drafted += other.drafted
-        self.gaps_ms += other.gaps_ms
+
+    def count(self, step: GateStep, seconds: float) -> None:
+        """Count a step."""
+        self.tokens += step.emitted_tokens
+        self.seconds += seconds
+        self.row_steps += step.rows
+        self.drafted += step.drafted_tokens
 
 
-async def closed_loop(
-    client: GatewayClient, jobs: Sequence[Job], streams: int, window_s: float | None = None
-) -> Window:
-    """Keep `streams` generations running, each followed by the next, greedy, and count what comes.
+@asynccontextmanager
+async def load(
+    client: GatewayClient, jobs: Sequence[Job], streams: int, gaps_ms: list[float] | None = None
+) -> AsyncIterator[None]:
+    """Keep `streams` generations running, each followed by the next, greedy.
 
-    It ends when a stream finds no job left: then all cases have done the same work, up to what the
-    other streams have begun. window_s: or after so long, and the jobs begin again when they are
-    used up.
+    gaps_ms: takes the time between two chunks of one stream.
     """
-    window = Window(streams, 0.0)
-    queue = iter(jobs) if window_s is None else itertools.cycle(jobs)
-    tasks = [asyncio.create_task(_stream(client, queue, window)) for _ in range(streams)]
-    begun_s = time.perf_counter()
+    queue = itertools.cycle(jobs)
+    tasks = [asyncio.create_task(_stream(client, queue, gaps_ms)) for _ in range(streams)]
     try:
-        done, _ = await asyncio.wait(tasks, timeout=window_s, return_when=asyncio.FIRST_COMPLETED)
-        window.seconds = time.perf_counter() - begun_s
-        for task in done:
-            task.result()
+        yield
+        for task in tasks:
+            if task.done():
+                task.result()
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
         await _idle(client)
-    return window
 
 
-async def settle(client: GatewayClient, jobs: Sequence[Job], streams: int, steps: int) -> None:
-    """Keep so many generations running until the engine has run so many steps."""
-    begun = await client.gate_state(timeout_s=_TIMEOUT_S)
-    running = asyncio.create_task(closed_loop(client, jobs, streams, window_s=_TIMEOUT_S))
+async def alternate(
+    client: GatewayClient,
+    cases: Mapping[str, GatePolicy],
+    orders: Sequence[Sequence[str]],
+    segment_s: float,
+) -> list[dict[str, Part]]:
+    """Give the gate one policy after the other, each for so long, while a load runs; what came of
+    each case in each round.
+
+    orders: of the cases, by round. All of a round falls on the same requests and, as nearly as can
+    be, on the same moment of a machine whose speed changes.
+    """
+    steps: list[GateStep] = []
+    watching = asyncio.create_task(_watch(client, steps))
+    begun: list[tuple[int, int, str]] = []
     try:
-        while (await client.gate_state(timeout_s=_TIMEOUT_S)).steps - begun.steps < steps:
-            await asyncio.wait([running], timeout=0.5)
-            if running.done():
-                running.result()
+        for number, order in enumerate(orders):
+            for case in order:
+                state = await client.set_gate_policy(cases[case], save=False, timeout_s=_TIMEOUT_S)
+                begun.append((state.steps, number, case))
+                await _over(watching, segment_s)
+        last = (await client.gate_state(timeout_s=_TIMEOUT_S)).steps
+        while not steps or steps[-1].step < last:
+            await _over(watching, _POLL_MS / 1e3)
     finally:
-        running.cancel()
-        await asyncio.wait([running])
+        watching.cancel()
+        await asyncio.wait([watching])
+    found: list[dict[str, Part]] = [defaultdict(Part) for _ in orders]
+    place = -1
+    for step, following in itertools.pairwise(steps):
+        while place + 1 < len(begun) and begun[place + 1][0] < step.step:
+            place += 1
+        if place < 0:
+            continue
+        _, number, case = begun[place]
+        # The first step or two after a change still had the policy before.
+        if _obeys(step, cases[case]) and following.step == step.step + 1:
+            found[number][case].count(step, following.time_s - step.time_s)
+    return found
+
+
+async def run_steps(client: GatewayClient, count: int) -> None:
+    """Wait until the engine has run so many steps more."""
+    end = (await client.gate_state(timeout_s=_TIMEOUT_S)).steps + count
+    while (await client.gate_state(timeout_s=_TIMEOUT_S)).steps < end:  # noqa: ASYNC110 - another process
+        await asyncio.sleep(_POLL_MS / 1e3)
+
+
+def _obeys(step: GateStep, policy: GatePolicy) -> bool:
+    ordered = step.reason == GATE_REASON_OPERATOR
+    if policy.mode == GATE_MODE_AUTO:
+        return not ordered
+    return ordered and step.draft_len == policy.draft_len
+
+
+async def _watch(client: GatewayClient, steps: list[GateStep]) -> None:
+    async with aclosing(client.watch_steps(interval_ms=_POLL_MS)) as responses:
+        async for response in responses:
+            steps.extend(response.steps)
+
+
+async def _over(task: asyncio.Task[None], seconds: float) -> None:
+    """Let time pass. Raises what the task raised."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(task), seconds)
 
 
 async def _idle(client: GatewayClient) -> None:
@@ -102,7 +157,7 @@ async def _idle(client: GatewayClient) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _stream(client: GatewayClient, jobs: Iterator[Job], window: Window) -> None:
+async def _stream(client: GatewayClient, jobs: Iterator[Job], gaps_ms: list[float] | None) -> None:
     for ids, max_tokens in jobs:
         request = GenerateRequest(max_tokens=max_tokens)
         request.input_ids.extend(ids)
@@ -113,13 +168,6 @@ async def _stream(client: GatewayClient, jobs: Iterator[Job], window: Window) ->
                 if not event.HasField("tokens"):
                     continue
                 now_s = time.perf_counter()
-                _count(window, event.tokens)
-                if last_s is not None:
-                    window.gaps_ms.append(1e3 * (now_s - last_s))
+                if gaps_ms is not None and last_s is not None:
+                    gaps_ms.append(1e3 * (now_s - last_s))
                 last_s = now_s
-
-
-def _count(window: Window, chunk: TokenChunk) -> None:
-    window.chunks += 1
-    window.tokens += len(chunk.tokens)
-    window.drafted += sum(step.drafted for step in chunk.verify_steps)

@@ -12,43 +12,46 @@ import pytest
 
 import gate_live
 from common import Machine
-from gate_live import FIXED, GATES, Ceiling, Level, Plan, Report
+from gate_live import CASES, CHAT, Ceiling, Level, Plan, Report
+from gate_load import Part
+from gate_tax import Tax
 
 _PLAN = Plan(
     levels=(1, 3),
     rounds=2,
-    jobs_a_stream=1,
-    least_jobs=2,
+    segment_s=0.2,
+    settle_steps=3,
     tokens=(12, 9),
     ramp=(1, 2),
     ramp_rounds=1,
-    ramp_s=0.2,
     false_levels=(3,),
     false_steps=20,
-    tax_levels=(3,),
+    tax_rows=(2,),
+    tax_steps=4,
     ceiling_streams=2,
     ceiling_s=0.5,
 )
 
 
-def level(name: str, **speeds: float) -> Level:
-    """K=2 is k2 here, and so on; always the same in three rounds of a machine that gets slower."""
-    cases = {case.replace("k", "K="): speed for case, speed in speeds.items()}
-    rounds = [{case: speed / slower for case, speed in cases.items()} for slower in (1, 2, 3)]
-    return Level(name, rounds, dict.fromkeys(cases, 1.0))
+def level(name: str, gate: float, k0: float, k2: float, k4: float) -> Level:
+    """Always the same in three rounds of a machine that gets slower."""
+    speeds = {"gate": gate, "K=0": k0, "K=2": k2, "K=4": k4}
+    rounds = [{case: speed / slower for case, speed in speeds.items()} for slower in (1, 2, 3)]
+    return Level(name, rounds, dict.fromkeys(CASES, 1.0))
 
 
 def report(**changes: object) -> Report:
-    cheap = {"too cheap": 98, "too dear": 99, "never": 99, "no drafter": 101}
     good = Report(
         machine=Machine.this(),
         model="model",
         plan=_PLAN,
         levels=(
-            level(gate_live.CHAT, auto=140, k0=100, k2=140, k4=120),
-            level("32 streams", auto=100, k0=100, k2=80, k4=50, **cheap),
+            level(CHAT, 140, 100, 140, 120),
+            level("32 streams", 100, 100, 80, 50),
+            level("32 streams, drafts too cheap", 98, 100, 80, 50),
         ),
-        ceiling=Ceiling(8, 100.0, {"K=0": 80.0, "K=4": 120.0, "auto": 95.0}),
+        ceiling=Ceiling(8, 100.0, {"K=0": 80.0, "K=4": 120.0, "gate": 95.0}),
+        taxes=(Tax(32, 100.0, 102.0, 0.02),),
     )
     return replace(good, **changes)  # type: ignore[arg-type]
 
@@ -64,34 +67,16 @@ def test_a_good_report_meets_every_goal() -> None:
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
+        ({"levels": (level("8 streams", 94, 50, 100, 90),)}, ["8 streams: gate / best fixed"]),
+        ({"levels": (level("32 streams", 96, 100, 80, 50),)}, ["32 streams: gate / K = 0"]),
+        ({"levels": (level(CHAT, 125, 100, 126, 110),)}, [f"{CHAT}: gate / K = 0"]),
         (
-            {"levels": (level("8 streams", auto=94, k0=50, k2=100, k4=90),)},
-            ["8 streams: gate / best fixed"],
+            {"levels": (level("8 streams, drafts too dear", 100, 99, 140, 1),)},
+            ["8 streams, drafts too dear: gate / best fixed"],
         ),
+        ({"taxes": (Tax(1, 100.0, 104.0, 0.04),)}, ["1 rows: K = 0 tax"]),
         (
-            {"levels": (level("32 streams", auto=96, k0=100, k2=80, k4=50),)},
-            ["32 streams: gate / K = 0"],
-        ),
-        (
-            {"levels": (level(gate_live.CHAT, auto=125, k0=100, k2=126, k4=110),)},
-            ["1 stream, chat: gate / K = 0"],
-        ),
-        (
-            {"levels": (level("1 streams", auto=140, k0=99, k2=140, k4=1, **{"too dear": 100}),)},
-            ["1 streams, drafts too dear: gate / best fixed"],
-        ),
-        (
-            {
-                "levels": (
-                    level(
-                        "2 streams", auto=1, k0=1, k2=1, k4=1, **{"never": 96, "no drafter": 100}
-                    ),
-                )
-            },
-            ["2 streams: K = 0 tax"],
-        ),
-        (
-            {"ceiling": Ceiling(8, 100.0, {"K=0": 80.0, "K=4": 120.0, "auto": 101.0})},
+            {"ceiling": Ceiling(8, 100.0, {"K=0": 80.0, "K=4": 120.0, "gate": 101.0})},
             ["p99 gap under a ceiling, ms"],
         ),
     ],
@@ -102,8 +87,15 @@ def test_a_goal_that_is_missed_is_named(changes: dict[str, object], names: list[
 
 def test_ratios_are_those_of_rounds() -> None:
     """The machine gets slower from round to round: medians of the speeds alone would mislead."""
-    rounds = [{"auto": 1000, "K=0": 800}, {"auto": 550, "K=0": 440}, {"K=0": 280, "auto": 350}]
-    assert Level("1 streams", rounds, {}).ratio("auto", "K=0") == pytest.approx(1.25)
+    speeds = [{"gate": 1000, "K=0": 800}, {"gate": 550, "K=0": 440}, {"K=0": 280, "gate": 350}]
+    rounds = [
+        {case: Part(tokens=each.get(case, 1), seconds=1.0) for case in CASES} for each in speeds
+    ]
+    found = Level.of("1 streams", rounds)
+    assert found.gate_over("K=0") == pytest.approx(1.25)
+    # A round in which a case did not come to a whole step says nothing.
+    lacking = {**rounds[0], "K=4": Part()}
+    assert Level.of("1 streams", [*rounds, lacking]) == found
 
 
 def test_everything_is_measured(
@@ -113,15 +105,21 @@ def test_everything_is_measured(
     gate_live.main([*folders, "--json", str(tmp_path / "found.json")], _PLAN)
     found = json.loads((tmp_path / "found.json").read_text())
     names = [each["name"] for each in found["levels"]]
-    assert names == ["1 streams", "3 streams", gate_live.CHAT, "ramp 1 to 2 to 1"]
+    assert names == [
+        *("1 streams", "3 streams", CHAT, "ramp 1 to 2 to 1"),
+        *("3 streams, drafts too cheap", "3 streams, drafts too dear"),
+    ]
     for each in found["levels"]:
-        cases = {"auto", *FIXED}
-        if each["name"] == "3 streams":
-            cases |= {*GATES, "never", "no drafter"}
+        assert each["rounds"]
         for one in each["rounds"]:
-            assert set(one) == cases
+            assert set(one) == set(CASES)
             assert all(speed > 0 for speed in one.values())
-    assert set(found["ceiling"]["p99_ms"]) == {"K=0", "K=4", "auto"}
+        assert each["draft_lens"]["K=0"] == 0
+        assert each["draft_lens"]["K=4"] > each["draft_lens"]["K=2"] > 1
+    assert set(found["ceiling"]["p99_ms"]) == {"K=0", "K=4", "gate"}
+    [tax] = found["taxes"]
+    assert tax["plain_ms"] > 0
+    assert tax["gate_ms"] > 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in names)
 

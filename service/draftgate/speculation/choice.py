@@ -25,6 +25,11 @@ class Chooser:
         self.draft_len = 0
         """What is kept."""
         self.switches = 0
+        self._free = True
+
+    def restart(self) -> None:
+        """The next choice is free of what was kept: it was not chosen under the present policy."""
+        self._free = True
 
     def choose(
         self, candidates: Sequence[Candidate], policy: Policy
@@ -73,7 +78,8 @@ class Chooser:
         if allowed is not candidates and _best(candidates) is not best:
             reason = GateReason.ITL_CEILING
         present = next((c for c in allowed if c.draft_len == self.draft_len), None)
-        if present is None or present is best:
+        if self._free or present is None or present is best:
+            self._free = False
             return best, reason
         urgent = (
             best.draft_len < present.draft_len

@@ -119,7 +119,9 @@ class Gate:
     def decide(self, load: Load) -> Decision:
         """What to draft in the step that is about to run. A load without rows drafts nothing."""
         # Taken once: it may be set while a step is decided.
-        self._policy = self._asked
+        if self._policy is not self._asked:
+            self._policy = self._asked
+            self._chooser.restart()
         decision = self._decide(load)
         self.reasons[decision.reason] += 1
         self.last = decision
