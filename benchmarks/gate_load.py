@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections import defaultdict
@@ -143,8 +142,9 @@ async def _watch(client: GatewayClient, steps: list[GateStep]) -> None:
 
 async def _over(task: asyncio.Task[None], seconds: float) -> None:
     """Let time pass. Raises what the task raised."""
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(task), seconds)
+    await asyncio.wait([task], timeout=seconds)
+    if task.done():
+        task.result()
 
 
 async def _idle(client: GatewayClient) -> None:

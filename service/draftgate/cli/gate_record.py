@@ -18,10 +18,10 @@ from draftgate.cli.client import GatewayClient
 from draftgate.cli.gate_words import reason_name
 from draftgate.cli.render import print_note, writing
 from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.speculation.record import STEPS_FORMAT
 
 __all__ = ["record"]
 
-_FORMAT = "draftgate-steps/1"
 _INTERVAL_MS = 200
 _CONNECT_TIMEOUT_S = 10.0
 
@@ -107,7 +107,7 @@ class _Recording:
 
 def _header(model: Model) -> dict[str, object]:
     return {
-        "format": _FORMAT,
+        "format": STEPS_FORMAT,
         "model": model.name,
         "quantization": model.quantization,
         "compute_dtype": model.compute_dtype,

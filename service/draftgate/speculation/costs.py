@@ -18,7 +18,7 @@ from pathlib import Path
 from draftgate.errors import DraftgateError, invalid_argument
 from draftgate.jsonfile import read_object
 
-__all__ = ["CostCurve", "CostTable"]
+__all__ = ["CostCurve", "CostTable", "drafted_share"]
 
 _FORMAT = "draftgate-costs/1"
 
@@ -36,18 +36,14 @@ class CostCurve:
     kv_us: float = 0.0
     """Microseconds for each KV token that attention reads."""
 
-    def step_ms(self, tokens: int, kv_tokens: int = 0) -> float:
-        """Between two points a line, below the first its time, beyond the last its slope unless it
-        falls."""
-        return self.base_ms(tokens) + kv_tokens * self.kv_us / 1e3
-
     def scaled(self, factor: float) -> CostCurve:
         """The same with every time multiplied."""
         times_ms = tuple(factor * time_ms for time_ms in self.times_ms)
         return CostCurve(self.tokens, times_ms, factor * self.kv_us)
 
     def base_ms(self, tokens: float) -> float:
-        """The same as `step_ms` without context."""
+        """Of a step without context. Between two points a line, below the first its time, beyond
+        the last its slope unless it falls."""
         at = bisect_left(self.tokens, tokens)
         if at < len(self.tokens) and self.tokens[at] == tokens:
             return self.times_ms[at]
@@ -114,7 +110,7 @@ class CostTable:
     def step_ms(self, draft_len: int, tokens: int, kv_tokens: int = 0, share: float = 1.0) -> float:
         """A whole step with this draft length, one of `draft_lens`.
 
-        share: drafted tokens over draft_len for every row. A curve was measured where every row
+        share: as of `drafted_share`. A curve was measured where every row
         drafts as much, so it knows `tokens` with few rows; where only some do, there are more rows
         than that. What they add is taken from the plain curve, as far as they do not draft: without
         any drafted token a step is a plain one and drafting for nobody.
@@ -203,6 +199,11 @@ class CostTable:
         half = path.with_name(f"{path.name}.half")
         half.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         half.rename(path)
+
+
+def drafted_share(drafted: int, draft_len: int, rows: int) -> float:
+    """Drafted tokens over those of a step whose every row drafts `draft_len`; 1 where none can."""
+    return drafted / (draft_len * rows) if draft_len and rows else 1.0
 
 
 def _numbers(

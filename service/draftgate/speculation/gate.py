@@ -20,7 +20,7 @@ from draftgate.contract import GateReason
 from draftgate.speculation.acceptance import AcceptanceEstimator
 from draftgate.speculation.choice import Chooser
 from draftgate.speculation.correction import CostCorrection
-from draftgate.speculation.costs import CostTable
+from draftgate.speculation.costs import CostTable, drafted_share
 from draftgate.speculation.limits import RowLimits
 from draftgate.speculation.load import Load, Outcome
 from draftgate.speculation.pass_times import PassTimes
@@ -144,7 +144,7 @@ class Gate:
             draft_len,
             load.plain_tokens + drafted,
             load.kv_tokens,
-            _share(drafted, draft_len, len(load.rows)),
+            drafted_share(drafted, draft_len, len(load.rows)),
             measured_ms,
         )
 
@@ -222,7 +222,7 @@ class Gate:
         times, rows = self._times, len(load.rows)
 
         def step_ms(count: int) -> float:
-            share = _share(count, shortest, rows)
+            share = drafted_share(count, shortest, rows)
             return times.step_ms(shortest, load.plain_tokens + count, load.kv_tokens, share)
 
         promise = max(c.tokens_per_ms for c in weighed.candidates[1:]) / plain.tokens_per_ms
@@ -258,11 +258,6 @@ class Gate:
             expected_ms=plan.step_ms,
             candidates=weighed.candidates if weighed else (),
         )
-
-
-def _share(drafted: int, draft_len: int, rows: int) -> float:
-    """Drafted tokens over those of a step in which every row drafts `draft_len`."""
-    return drafted / (draft_len * rows) if draft_len and rows else 1.0
 
 
 def _row_reasons(

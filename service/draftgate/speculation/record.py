@@ -14,7 +14,10 @@ from draftgate.contract import GateReason
 from draftgate.speculation.gate import Decision
 from draftgate.speculation.load import Load, Outcome
 
-__all__ = ["StepRecord"]
+__all__ = ["STEPS_FORMAT", "StepRecord"]
+
+STEPS_FORMAT = "draftgate-steps/1"
+"""What the first line of a recording says it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ import numpy as np
 
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.speculation.fields import Fields
+from draftgate.speculation.record import STEPS_FORMAT
 from draftgate.speculation.world import Kind, Phase, Requests
 
 __all__ = ["RecordedStep", "is_recording", "read_recording", "recorded_phases", "recorded_requests"]
 
-_FORMAT = "draftgate-steps/1"
 _MOST = 10**12
 _LONGEST = 256
 
@@ -47,7 +47,7 @@ def is_recording(path: Path) -> bool:
         ) from error
     except ValueError:
         return False
-    return isinstance(header, dict) and header.get("format") == _FORMAT
+    return isinstance(header, dict) and header.get("format") == STEPS_FORMAT
 
 
 def read_recording(path: Path) -> list[RecordedStep]:

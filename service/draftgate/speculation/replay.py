@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from draftgate.speculation.costs import drafted_share
 from draftgate.speculation.crowd import Crowd, Drafts
 from draftgate.speculation.laws import Law
 from draftgate.speculation.load import Load
@@ -119,7 +120,7 @@ def replay(law: Law, world: World, *, seed: int) -> Replay:
             accepted = crowd.accept(choice.row_lens)
             drafted = int(choice.row_lens.sum())
             tokens = load.plain_tokens + drafted
-            share = drafted / (len(rows) * choice.draft_len) if choice.draft_len else 1.0
+            share = drafted_share(drafted, choice.draft_len, len(rows))
             step_ms = world.costs.step_ms(choice.draft_len, tokens, load.kv_tokens, share)
             step_ms *= world.cost_factor(tokens)
             if world.jitter:
