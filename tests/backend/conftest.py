@@ -8,6 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftgate.contract import ENGINE_OUTPUTS, POSTPROCESSING_OUTPUTS, PREPROCESSING_OUTPUTS
+
+_EVERYTHING = [
+    spec.name for spec in (*PREPROCESSING_OUTPUTS, *ENGINE_OUTPUTS, *POSTPROCESSING_OUTPUTS)
+]
+
 
 class FakeTensor:
     def __init__(self, name: str, array: np.ndarray) -> None:
@@ -57,9 +63,11 @@ FINAL = 1
 
 
 class FakeSender:
-    """One request's responses. Like the real one it takes nothing after the final flag."""
+    """One request's responses. Like the real one it takes nothing after the final flag; outputs
+    that the request did not ask for, which the real one drops at the heap's peril, are refused."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: list[str]) -> None:
+        self._wanted = frozenset(wanted)
         self.responses: list[FakeResponse] = []
         self.cancelled = False
         self.fails_at: int | None = None
@@ -74,6 +82,7 @@ class FakeSender:
             self.fails_at = None
             raise RuntimeError("shared memory is full")
         if response is not None:
+            assert response.error is not None or response.tensors.keys() <= self._wanted
             self.responses.append(response)
         if flags == FINAL:
             self._ended.set()
@@ -88,13 +97,19 @@ class FakeSender:
 
 
 class FakeRequest:
-    def __init__(self, request_id: str = "", **tensors: np.ndarray) -> None:
+    def __init__(
+        self, request_id: str = "", wanted: list[str] | None = None, **tensors: np.ndarray
+    ) -> None:
         self.tensors = {name: FakeTensor(name, array) for name, array in tensors.items()}
-        self.sender = FakeSender()
+        self._wanted = _EVERYTHING if wanted is None else wanted
+        self.sender = FakeSender(self._wanted)
         self._request_id = request_id
 
     def request_id(self) -> str:
         return self._request_id
+
+    def requested_output_names(self) -> list[str]:
+        return self._wanted
 
     def get_response_sender(self) -> FakeSender:
         return self.sender

@@ -34,9 +34,9 @@ def model(checkpoint_dir: Path) -> Iterator[backend.TritonPythonModel]:
 
 @pytest.fixture
 def ask(pb_utils: Any, model: backend.TritonPythonModel) -> Request:
-    def made(request_id: str = "", **tensors: Any) -> Any:
+    def made(request_id: str = "", wanted: list[str] | None = None, **tensors: Any) -> Any:
         arrays = {name: np.atleast_1d(value) for name, value in tensors.items()}
-        request = pb_utils.Request(request_id, **arrays)
+        request = pb_utils.Request(request_id, wanted, **arrays)
         model.execute([request])
         return request.sender
 
@@ -69,6 +69,12 @@ def test_a_generation_streams_what_each_step_made(ask: Request) -> None:
     assert responses[0].tensors["prompt_len"].tolist() == [3]
     assert responses[-1].tensors["finish_reason"].tolist() == [b"length"]
     assert [r.tensors["finish_reason"][0] for r in responses[:-1]] == [b""] * (len(responses) - 1)
+
+
+@pytest.mark.parametrize("wanted", [["output_ids", "finish_reason"], ["context_ids"], []])
+def test_a_response_holds_no_output_that_was_not_asked_for(ask: Request, wanted: list[str]) -> None:
+    responses = ask("few", wanted, **prompt()).wait()
+    assert [list(r.tensors) for r in responses] == [wanted] * len(responses)
 
 
 def test_a_request_chooses_its_verification(ask: Request) -> None:

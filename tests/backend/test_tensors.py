@@ -102,10 +102,9 @@ def test_a_text_that_is_no_choice_is_refused(pb_utils: Any, given: str) -> None:
     assert len(caught.value.message) < 200
 
 
-def test_a_response_has_every_tensor_of_the_model(pb_utils: Any) -> None:
-    tensors = response(
-        pb_utils, SPECS, {"count": 4, "words": "é", "ids": [5, 6], "heat": np.float32(2.0)}
-    ).tensors
+def test_a_response_has_every_tensor_of_the_model_that_is_wanted(pb_utils: Any) -> None:
+    values = {"count": 4, "words": "é", "ids": [5, 6], "heat": np.float32(2.0)}
+    tensors = response(pb_utils, SPECS, values, {spec.name for spec in SPECS}).tensors
     assert {name: array.tolist() for name, array in tensors.items()} == {
         "count": [4],
         "seed": [],
@@ -117,11 +116,12 @@ def test_a_response_has_every_tensor_of_the_model(pb_utils: Any) -> None:
     assert [array.dtype for array in tensors.values()] == [
         np.int32, np.uint64, np.float32, np.bool_, object, np.int32,
     ]  # fmt: skip
+    assert list(response(pb_utils, SPECS, values, {"ids", "seed"}).tensors) == ["seed", "ids"]
 
 
 def test_a_response_refuses_unknown_tensors(pb_utils: Any) -> None:
     with pytest.raises(KeyError, match="typo"):
-        response(pb_utils, SPECS, {"typo": 1})
+        response(pb_utils, SPECS, {"typo": 1}, ["typo"])
 
 
 @pytest.mark.parametrize("code", ErrorCode)

@@ -46,6 +46,7 @@ class TritonPythonModel:
         for request in requests:
             ids = Inputs(self.pb_utils, request, ENGINE_INPUTS).integers("input_ids")
             sender = request.get_response_sender()
+            wanted = request.requested_output_names()
             for index, token in enumerate(ids):
                 values = {
                     "output_ids": [token],
@@ -53,14 +54,14 @@ class TritonPythonModel:
                     "chunk_index": index,
                     "finish_reason": "",
                 }
-                sender.send(response(self.pb_utils, ENGINE_OUTPUTS, values))
+                sender.send(response(self.pb_utils, ENGINE_OUTPUTS, values, wanted))
             values = {
                 "context_ids": ids[self.tokenizer.context_start(ids) :],
                 "chunk_index": len(ids),
                 "finish_reason": "length",
             }
             sender.send(
-                response(self.pb_utils, ENGINE_OUTPUTS, values),
+                response(self.pb_utils, ENGINE_OUTPUTS, values, wanted),
                 flags=self.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
             )
 """

@@ -92,6 +92,7 @@ class TritonPythonModel:
     def _accept(self, request: Any, sender: Any) -> None:
         inputs = Inputs(self._pb_utils, request, ENGINE_INPUTS)
         request_id = request.request_id()
+        wanted = frozenset(request.requested_output_names())
         if inputs.flag(STOP):
             if not request_id:
                 raise invalid_argument("request_id", request_id, "the id of the request to stop")
@@ -100,11 +101,11 @@ class TritonPythonModel:
         elif inputs.has(CONTROL):
             answer = self._control.answer(inputs.text(CONTROL) or "")
             sender.send(
-                response(self._pb_utils, ENGINE_OUTPUTS, {CONTROL_RESULT: answer}),
+                response(self._pb_utils, ENGINE_OUTPUTS, {CONTROL_RESULT: answer}, wanted),
                 flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
             )
         else:
-            self._sender.submit(_request(inputs, request_id or uuid.uuid4().hex), sender)
+            self._sender.submit(_request(inputs, request_id or uuid.uuid4().hex), sender, wanted)
 
 
 @dataclass(eq=False)
@@ -113,6 +114,8 @@ class _Stream:
 
     request: Request
     sender: Any
+    wanted: frozenset[str]
+    """The outputs that the caller asked for."""
     output_ids: list[int] = field(default_factory=list)
     """Everything emitted so far, by an earlier run too: the text's context."""
     broken: bool = False
@@ -157,10 +160,10 @@ class _Sender:
         without its process the supervisor starts it again."""
         self._queue.put(_End(failure))
 
-    def submit(self, request: Request, sender: Any) -> None:
+    def submit(self, request: Request, sender: Any, wanted: frozenset[str]) -> None:
         """Start a generation. Raises DraftgateError as `Engine.submit` does."""
         emitted = request.input_ids[len(request.input_ids) - request.resume_len :]
-        stream = _Stream(request, sender, list(emitted))
+        stream = _Stream(request, sender, wanted, list(emitted))
         with self._lock:
             self._live.add(stream)
         try:
@@ -201,7 +204,8 @@ class _Sender:
             if output.error is not None:
                 answer = error_response(self._pb_utils, output.error)
             else:
-                answer = response(self._pb_utils, ENGINE_OUTPUTS, self._values(stream, output))
+                values = self._values(stream, output)
+                answer = response(self._pb_utils, ENGINE_OUTPUTS, values, stream.wanted)
             stream.sender.send(answer, flags=flags)
         except Exception as error:  # noqa: BLE001 - one stream's failure is not the others'
             self._give_up(stream, error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar, cast
@@ -170,10 +170,18 @@ class Inputs:
         return array
 
 
-def response(pb_utils: PbUtils, specs: Sequence[TensorSpec], values: Mapping[str, Value]) -> Any:
-    """A response with every tensor of `specs`: the value given, else an empty one of shape [0].
+def response(
+    pb_utils: PbUtils,
+    specs: Sequence[TensorSpec],
+    values: Mapping[str, Value],
+    wanted: Collection[str],
+) -> Any:
+    """A response with every tensor of `specs` that the request wants (`requested_output_names`):
+    the value given, else an empty one of shape [0].
 
-    All of them have to be there because an ensemble waits for each tensor it maps. Scalars become
+    All of those have to be there because an ensemble waits for each tensor it maps. No other may
+    be: up to Triton 24.12 the backend drops it from the response without holding the interpreter's
+    lock and so corrupts the heap (triton-inference-server/python_backend#390). Scalars become
     shape [1]. Raises KeyError for a value that `specs` does not name.
     """
     unknown = values.keys() - {spec.name for spec in specs}
@@ -182,6 +190,7 @@ def response(pb_utils: PbUtils, specs: Sequence[TensorSpec], values: Mapping[str
     tensors = [
         pb_utils.Tensor(spec.name, _to_numpy(spec.dtype, values.get(spec.name, ())))
         for spec in specs
+        if spec.name in wanted
     ]
     return pb_utils.InferenceResponse(output_tensors=tensors)
 

@@ -51,4 +51,4 @@ class TextModel(ABC):
             return error_response(self._pb_utils, error)
         except Exception as error:  # noqa: BLE001 - the others of the batch must not suffer
             return error_response(self._pb_utils, unforeseen(error))
-        return response(self._pb_utils, self.outputs, values)
+        return response(self._pb_utils, self.outputs, values, request.requested_output_names())
