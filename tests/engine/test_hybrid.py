@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from draftgate.contract import DraftSource
 from draftgate.engine import Target
@@ -40,7 +42,7 @@ class Play:
     def __init__(self) -> None:
         self.drafter = HybridDrafter(
             NgramDrafter(1, 6),
-            ScriptedDrafter(lambda query: Draft(MODEL), DraftSource.EAGLE),
+            ScriptedDrafter(lambda query: Draft(MODEL[: query.count]), DraftSource.EAGLE),
         )
         self.rows: dict[int, list[int]] = {}
 
@@ -48,12 +50,12 @@ class Play:
         self.rows[row_id] = list(tokens)
         self._settle(row_id, 0, Draft(), len(tokens) - 1)
 
-    def propose(self, *row_ids: int) -> list[Draft]:
+    def propose(self, *row_ids: int, count: int = COUNT) -> list[Draft]:
         params = SamplingParams(max_tokens=1000, temperature=0.0)
         queries = []
         for row_id in row_ids:
             sampler = RowSampler(params, self.rows[row_id], [], 100, torch.device("cpu"))
-            queries.append(DraftQuery(row_id, row_id, self.rows[row_id], COUNT, sampler))
+            queries.append(DraftQuery(row_id, row_id, self.rows[row_id], count, sampler))
         return self.drafter.propose(queries)
 
     def settle(self, row_id: int, draft: Draft, accepted: int, then: int) -> None:
@@ -70,10 +72,12 @@ class Play:
         self.drafter.observe([row], None)
         assert self.drafter.synced_upto(row_id) == len(tokens)
 
-    def step(self, row_id: int, *, ngram: int = 0, model: int = 0) -> DraftSource:
+    def step(
+        self, row_id: int, *, ngram: int = 0, model: int = 0, count: int = COUNT
+    ) -> DraftSource:
         """Draft, accept so many tokens of who did, and go on through CYCLE."""
-        [draft] = self.propose(row_id)
-        accepted = ngram if draft.source is DraftSource.NGRAM else model
+        [draft] = self.propose(row_id, count=count)
+        accepted = min(ngram if draft.source is DraftSource.NGRAM else model, count)
         last = [*self.rows[row_id], *draft.token_ids[:accepted]][-1]
         self.settle(row_id, draft, accepted, (last + 1) % 8 if last < 8 else 0)
         return draft.source
@@ -178,6 +182,29 @@ def test_the_choice_is_a_function_of_past_steps() -> None:
         assert choices == [play.propose(0)[0].source] * 5
         accepted = int(random.integers(COUNT + 1))
         play.step(0, ngram=accepted, model=accepted)
+
+
+@given(st.lists(st.tuples(st.integers(1, COUNT), st.integers(0, COUNT)), max_size=30))
+def test_who_drafts_does_not_hang_on_how_much(steps: list[tuple[int, int]]) -> None:
+    """The gate changes the length all the time: a source whose drafts were short for a while is not
+    worth less than one whose drafts were long."""
+    play = Play()
+    play.start(0, CYCLE)
+    for count, accepted in steps:
+        choices = {play.propose(0, count=each)[0].source for each in range(1, COUNT + 1)}
+        assert len(choices) == 1
+        play.step(0, ngram=accepted, model=COUNT - accepted, count=count)
+
+
+def test_a_source_learned_in_short_drafts_is_known_in_long_ones() -> None:
+    """Matches fail, the model is right: with one token a draft as with four."""
+    for count in (1, COUNT):
+        play = Play()
+        play.start(0, CYCLE)
+        for _ in range(30):
+            play.step(0, model=count, count=count)
+        following = [play.step(0, model=COUNT) for _ in range(10)]
+        assert following.count(DraftSource.EAGLE) >= 7, count
 
 
 def test_steps_without_drafts_teach_nothing() -> None:
