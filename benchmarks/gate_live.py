@@ -54,8 +54,10 @@ class Plan:
 
     levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     """Streams at a time."""
-    rounds: int = 30
-    """Over all cases, each time in another order."""
+    rounds: int = 40
+    """Over all cases, each time in another order, with one stream; with more, fewer by the root of
+    their number: one says more then."""
+    least_rounds: int = 12
     segment_s: float = 1.0
     """How long a case lasts, with one stream; with more, longer by the root of their number: steps
     take longer then."""
@@ -64,7 +66,7 @@ class Plan:
     """Longest answers, in turn: rows end one by one."""
     ramp: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 16, 8, 4, 2, 1)
     """Streams, one level after the other; none: no ramp."""
-    ramp_rounds: int = 3
+    ramp_rounds: int = 2
     false_levels: tuple[int, ...] = (1, 8, 32)
     """Levels at which gates with a wrong table are measured; of one stream, on chat."""
     false_steps: int = 300
@@ -74,6 +76,10 @@ class Plan:
     ceiling_streams: int = 8
     """Streams with a ceiling on the gap; 0: not measured."""
     ceiling_s: float = 15.0
+
+    def rounds_of(self, streams: int) -> int:
+        """How many with so many streams."""
+        return max(round(self.rounds / streams**0.5), min(self.rounds, self.least_rounds))
 
 
 QUICK = Plan(
@@ -244,7 +250,7 @@ class _Runs:
         async with load(client, self._jobs(prompts), streams):
             await run_steps(client, plan.settle_steps if settle_steps is None else settle_steps)
             rounds = await alternate(
-                client, CASES, _orders(plan.rounds), plan.segment_s * streams**0.5
+                client, CASES, _orders(plan.rounds_of(streams)), plan.segment_s * streams**0.5
             )
         return Level.of(name, rounds)
 
