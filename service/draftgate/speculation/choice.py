@@ -26,6 +26,9 @@ class Chooser:
         """What is kept."""
         self.switches = 0
         self._free = True
+        self._rival: int | None = None
+        """What would be taken if it promised more than this little, or goes on to do so."""
+        self._rival_steps = 0
 
     def restart(self) -> None:
         """The next choice is free of what was kept: it was not chosen under the present policy."""
@@ -57,6 +60,7 @@ class Chooser:
     def keep(self, draft_len: int) -> None:
         """Keep this one from now on, whoever chose it."""
         self._since_switch += 1
+        self._rival_steps += 1
         if draft_len != self.draft_len:
             self.draft_len = draft_len
             self.switches += 1
@@ -85,11 +89,17 @@ class Chooser:
             best.draft_len < present.draft_len
             and present.tokens_per_ms < settings.urgent_share * best.tokens_per_ms
         )
-        settled = (
-            self._since_switch >= settings.dwell_steps
-            and best.tokens_per_ms > (1 + self._wanted_gain) * present.tokens_per_ms
-        )
+        settled = self._since_switch >= settings.dwell_steps and self._gains(best, present)
         return (best, reason) if urgent or settled else (present, GateReason.DWELL)
+
+    def _gains(self, best: Candidate, present: Candidate) -> bool:
+        """Whether the best promises enough more: much, or a little that lasts."""
+        gain = best.tokens_per_ms / present.tokens_per_ms - 1
+        wanted = best.draft_len if gain > self._wanted_gain else None
+        if wanted != self._rival:
+            self._rival, self._rival_steps = wanted, 0
+        lasting = self._rival_steps >= self._settings.lasting_steps
+        return wanted is not None and (gain > self._settings.switch_gain or lasting)
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:

@@ -18,7 +18,9 @@ class GateSettings:
     gain_steps: int = 32
     """After so many steps it may be less: half of it after twice as many, and so on."""
     least_gain: float = 0.01
-    """But never less than this."""
+    """But never less than this ..."""
+    lasting_steps: int = 64
+    """... and so little must be promised for so many steps."""
     urgent_share: float = 0.85
     """... unless it promises less than this share of a shorter one: that is taken at once."""
     hold_steps: int = 8
