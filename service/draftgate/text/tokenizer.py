@@ -75,14 +75,18 @@ class Tokenizer:
         Raises DraftgateError: FAILED_PRECONDITION if the model has no chat template,
         INVALID_ARGUMENT if the template refuses the messages.
         """
+        prompt = self.render_chat(messages)
+        return list(self._fast.encode(prompt, add_special_tokens=False).ids)
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """The text of the prompt for the assistant's next turn. Raises as `encode_chat` does."""
         if self._chat_template is None:
             raise DraftgateError(
                 ErrorCode.FAILED_PRECONDITION,
                 "messages: this model has no chat template, send text_input or input_ids",
                 field="messages",
             )
-        prompt = self._chat_template.render(messages)
-        return list(self._fast.encode(prompt, add_special_tokens=False).ids)
+        return self._chat_template.render(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a whole sequence, special tokens skipped."""
