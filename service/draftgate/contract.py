@@ -60,6 +60,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
+    STOP_STRING = "stop_string"
+    """The gateway finds these; the engine, which knows no text, never says so."""
 
 
 class DraftSource(IntEnum):

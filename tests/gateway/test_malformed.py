@@ -98,7 +98,17 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "Hi", "request_id": "ä"}, "request_id"),
     ({"prompt": "Hi", "request_id": "a\nb"}, "request_id"),
     ({"prompt": "Hi", "request_id": "a\x00"}, "request_id"),
+    # Stop strings, choices.
+    ({"prompt": "Hi", "stop": ["x"] * 17}, "stop"),
+    ({"prompt": "Hi", "stop": ["x", ""]}, "stop[1]"),
+    ({"prompt": "Hi", "stop": ["x" * 257]}, "stop[0]"),
+    ({"prompt": "Hi", "stop": ["x", "y", "é" * 129]}, "stop[2]"),
+    ({"prompt": "Hi", "n": 0}, "n"),
+    ({"prompt": "Hi", "n": -1}, "n"),
+    ({"prompt": "Hi", "n": 9}, "n"),
     # What this server does not have.
+    ({"input_ids": [1], "echo": True}, "echo"),
+    ({**chat(("user", "Hi")), "echo": True}, "echo"),
     ({"prompt": "Hi", "return_token_text": True}, "return_token_text"),
 ]
 

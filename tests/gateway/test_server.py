@@ -41,6 +41,8 @@ async def test_reflection_lists_every_service(client: Client) -> None:
         "draftgate.v1.GateService",
         "draftgate.v1.GenerationService",
         "draftgate.v1.ModelService",
+        "draftgate.v1.SessionService",
+        "draftgate.v1.TokenizerService",
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
     }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
@@ -20,10 +21,12 @@ from draftgate._pb.draftgate.v1 import (
     generation_pb2_grpc,
     model_pb2,
     model_pb2_grpc,
+    session_pb2_grpc,
+    tokenizer_pb2_grpc,
 )
 from draftgate.gateway import Gateway, GatewayConfig
 
-__all__ = ["MODEL", "Client", "Outcome", "connected", "running_gateway"]
+__all__ = ["MODEL", "Client", "Outcome", "connected", "refused", "running_gateway"]
 
 MODEL = "test-model"
 
@@ -88,6 +91,17 @@ class Outcome:
         return str(reason)
 
 
+@contextmanager
+def refused(code: grpc.StatusCode, *fields: str) -> Iterator[Outcome]:
+    """Expects a call inside to fail so, with these fields at fault; what it brought."""
+    outcome = Outcome()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        yield outcome
+    outcome.error = caught.value
+    assert outcome.code is code
+    assert outcome.bad_fields == list(fields)
+
+
 class Client:
     """Calls a gateway over a real channel."""
 
@@ -96,6 +110,8 @@ class Client:
         self.generation = generation_pb2_grpc.GenerationServiceStub(channel)
         self.models = model_pb2_grpc.ModelServiceStub(channel)
         self.gate = gate_pb2_grpc.GateServiceStub(channel)
+        self.sessions = session_pb2_grpc.SessionServiceStub(channel)
+        self.tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)
 
     async def generate(
@@ -111,6 +127,15 @@ class Client:
         except grpc.aio.AioRpcError as error:
             outcome.error = error
         return outcome
+
+    async def generate_once(
+        self, *, return_tokens: bool = False, timeout: float | None = None, **fields: Any
+    ) -> generation_pb2.GenerateOnceResponse:
+        """One generation as a whole; fields are those of GenerateRequest."""
+        request = generation_pb2.GenerateOnceRequest(
+            generation=generation_pb2.GenerateRequest(**fields), return_tokens=return_tokens
+        )
+        return await self.generation.GenerateOnce(request, timeout=timeout)
 
     async def generate_raw(self, content: bytes) -> Outcome:
         """A Generate call with these bytes as its request."""

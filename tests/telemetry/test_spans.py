@@ -17,6 +17,7 @@ from tests.fakes.collector import Collector, Exported
 from tests.fakes.triton import FakeTriton, Script, Step, words
 from tests.support.exporters import wait_for_exporters
 from tests.support.gateway import MODEL, Client, connected, running_gateway
+from tests.support.session import SessionCall
 
 METHOD = "draftgate.v1.GenerationService/Generate"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -353,3 +354,31 @@ async def test_a_collector_that_does_not_answer_holds_up_neither_calls_nor_the_d
             await gateway.drain(1.0)
     assert "were not exported" in caplog.text
     await asyncio.to_thread(wait_for_exporters)
+
+
+async def test_a_stop_string_is_a_good_end(triton: FakeTriton, collector: Collector) -> None:
+    triton.default = ENDLESS
+    async with traced(triton, collector) as (_, client):
+        assert (await client.generate(prompt="Hi", stop=["xxx"])).error is None
+    _, inference = generate_spans(collector)
+    assert inference.attributes["gen_ai.response.finish_reasons"] == ["stop_string"]
+    assert inference.attributes["gen_ai.usage.output_tokens"] == 3
+    assert not inference.is_error
+
+
+async def test_the_generations_of_a_session_stand_under_its_call(
+    triton: FakeTriton, collector: Collector
+) -> None:
+    async with traced(triton, collector) as (_, client):
+        session = SessionCall(client)
+        await session.start("a", request_id="ra")
+        await session.start("b", request_id="rb", n=2)
+        await session.send(id="c")
+        assert await session.finish() is grpc.StatusCode.OK
+    (server,) = [each for each in collector.spans if each.kind == "SERVER"]
+    assert server.name == "draftgate.v1.SessionService/Session"
+    assert server.attributes["rpc.response.status_code"] == "OK"
+    inferences = [each for each in collector.spans if each.kind == "CLIENT"]
+    names = {each.attributes["gen_ai.response.id"] for each in inferences}
+    assert names == {"ra", "rb", "rb.1"}
+    assert {each.span.parent_span_id for each in inferences} == {server.span.span_id}

@@ -35,6 +35,16 @@ def test_the_real_tokenizer(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode_prompt("<|im_start|>x")) == "x"
 
 
+@pytest.mark.parametrize("text", ["Hello, Grüße 🙂 <|im_start|>\n" * 200, "a" * 2048, "a" * 2047])
+def test_long_texts_are_no_different(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode_prompt(text)
+    pieces = [tokenizer.encode_prompt(piece) for piece in text.splitlines(keepends=True)]
+    assert tokenizer.decode(ids) == tokenizer.delta((), ids, final=True)
+    assert ids == [each for piece in pieces for each in piece]
+    chat = tokenizer.encode_chat([Message("user", text)])
+    assert chat == tokenizer.encode_prompt(tokenizer.render_chat([Message("user", text)]))
+
+
 def test_truncation_and_padding_of_the_file_are_ignored(
     tmp_path: Path, write_tokenizer: WriteTokenizer, sentencepiece_description: dict[str, Any]
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Handler = Callable[[Any, _Context], Awaitable[Any]]
+_Request = Message | DraftgateError | AsyncIterator[Message | DraftgateError]
+"""Of a stream each message is decoded for itself; those that cannot be are for the servicer."""
 
 
 class CallBoundary(grpc.aio.ServerInterceptor):
@@ -48,11 +50,7 @@ class CallBoundary(grpc.aio.ServerInterceptor):
         method: str = handler_call_details.method
         if handler is None or not method.startswith(self._prefix):
             return handler
-        make, inner = (
-            (grpc.unary_stream_rpc_method_handler, handler.unary_stream)
-            if handler.response_streaming
-            else (grpc.unary_unary_rpc_method_handler, handler.unary_unary)
-        )
+        make, inner = _kind(handler)
         return make(
             self._surrounded(method.removeprefix("/"), inner),
             request_deserializer=decoding(handler.request_deserializer),
@@ -60,7 +58,7 @@ class CallBoundary(grpc.aio.ServerInterceptor):
         )
 
     def _surrounded(self, method: str, inner: _Handler) -> _Handler:
-        async def handle(request: Message | DraftgateError, context: _Context) -> Any:
+        async def handle(request: _Request, context: _Context) -> Any:
             span = ServerSpan(self._tracing.tracer, method, context.invocation_metadata() or ())
             try:
                 if isinstance(request, DraftgateError):
@@ -92,6 +90,15 @@ class CallBoundary(grpc.aio.ServerInterceptor):
         if context.time_remaining() == 0:
             return ErrorCode.DEADLINE_EXCEEDED
         return ErrorCode.UNAVAILABLE if self.stopping else ErrorCode.CANCELLED
+
+
+def _kind(handler: Any) -> tuple[Callable[..., Any], _Handler]:
+    """How a handler of this kind is made, and the method in it. We have none of the fourth kind."""
+    if handler.request_streaming:
+        return grpc.stream_stream_rpc_method_handler, handler.stream_stream
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler, handler.unary_stream
+    return grpc.unary_unary_rpc_method_handler, handler.unary_unary
 
 
 async def _fail(context: _Context, span: ServerSpan, error: DraftgateError) -> NoReturn:

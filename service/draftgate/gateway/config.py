@@ -32,6 +32,14 @@ class GatewayConfig:
     """Longest prompt, or sum of all messages, in UTF-8 bytes."""
     max_messages: int = 1024
     """Most messages in one conversation."""
+    max_choices: int = 8
+    """Most generations that one request may ask for with `n`."""
+    max_detokenize_ids: int = 2**18
+    """Most ids in one request for their text."""
+    max_session_generations: int = 64
+    """Most generations that run at once in one session."""
+    credit_timeout_s: float = 60.0
+    """How long a generation of a session may wait for credits before it is ended."""
     stream_limits: BufferLimits = field(default_factory=BufferLimits)
     """How far the reader of a stream may lag behind before its generation is ended."""
     write_timeout_s: float = 10.0

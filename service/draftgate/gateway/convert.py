@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
@@ -10,13 +10,21 @@ from draftgate._pb.draftgate.v1 import model_pb2
 from draftgate.contract import DraftSource, FinishReason
 from draftgate.errors import invalid_argument
 from draftgate.gateway.events import Event, Finished, Started, Token, Tokens
+from draftgate.gateway.once import Choice
 from draftgate.gateway.validate import GenerationInput
 from draftgate.sampling import SamplingParams, Verification
 from draftgate.telemetry.report import GenerationReport
 from draftgate.text import Message
 from draftgate.upstream.types import EngineDescription
 
-__all__ = ["DRAFT_SOURCES", "generation_input", "model_message", "response"]
+__all__ = [
+    "DRAFT_SOURCES",
+    "chat_messages",
+    "generation_input",
+    "model_message",
+    "once_response",
+    "response",
+]
 
 _FINISH_REASONS: Mapping[str, pb.FinishReason.ValueType] = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -24,6 +32,7 @@ _FINISH_REASONS: Mapping[str, pb.FinishReason.ValueType] = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.DEADLINE: pb.FINISH_REASON_DEADLINE,
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
+    FinishReason.STOP_STRING: pb.FINISH_REASON_STOP_STRING,
 }
 DRAFT_SOURCES = {
     DraftSource.NONE: pb.DRAFT_SOURCE_UNSPECIFIED,
@@ -49,22 +58,48 @@ def generation_input(request: pb.GenerateRequest) -> GenerationInput:
         model=request.model,
         request_id=request.request_id,
         prompt=request.prompt if request.HasField("prompt") else None,
-        messages=tuple(Message(each.role, each.content) for each in request.messages),
+        messages=chat_messages(request.messages),
         input_ids=tuple(request.input_ids),
         resume_len=request.resume_len if request.HasField("resume_len") else None,
         max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
         sampling=_sampling(request),
         return_token_text=request.return_token_text,
+        stop=tuple(request.stop),
+        n=request.n if request.HasField("n") else None,
+        echo=request.echo,
     )
+
+
+def chat_messages(messages: Iterable[pb.ChatMessage]) -> tuple[Message, ...]:
+    """The conversation as the domain sees it."""
+    return tuple(Message(each.role, each.content) for each in messages)
 
 
 def response(event: Event) -> pb.GenerateResponse:
     """The event as it goes to the client."""
     if isinstance(event, Tokens):
-        return pb.GenerateResponse(tokens=_chunk(event))
+        return pb.GenerateResponse(tokens=_chunk(event), index=event.index)
     if isinstance(event, Started):
-        return pb.GenerateResponse(started=_started(event))
-    return pb.GenerateResponse(finished=_finished(event))
+        return pb.GenerateResponse(started=_started(event), index=event.index)
+    return pb.GenerateResponse(finished=_finished(event), index=event.index)
+
+
+def once_response(choices: Sequence[Choice], *, return_tokens: bool) -> pb.GenerateOnceResponse:
+    """The whole generations as they go to the client."""
+    answer = pb.GenerateOnceResponse()
+    for choice in choices:
+        finished = _finished(choice.finished)
+        answer.choices.add(
+            index=choice.finished.index,
+            started=_started(choice.started),
+            text=choice.text,
+            tokens=[_token(token) for token in choice.tokens] if return_tokens else (),
+            finished=finished,
+        )
+        answer.usage.prompt_tokens += finished.usage.prompt_tokens
+        answer.usage.output_tokens += finished.usage.output_tokens
+        answer.usage.cached_tokens += finished.usage.cached_tokens
+    return answer
 
 
 def model_message(name: str, engine: EngineDescription) -> model_pb2.Model:
@@ -108,6 +143,7 @@ def _started(event: Started) -> pb.GenerationStarted:
         cached_tokens=event.prompt.cached_tokens,
         queue_us=event.prompt.queue_us,
         prefill_us=event.prompt.prefill_us,
+        prompt_text=event.prompt_text,
     )
 
 
@@ -145,7 +181,7 @@ def _token(token: Token) -> pb.Token:
 
 def _finished(event: Finished) -> pb.GenerationFinished:
     report = event.report
-    return pb.GenerationFinished(
+    message = pb.GenerationFinished(
         finish_reason=_FINISH_REASONS.get(event.finish_reason, pb.FINISH_REASON_UNSPECIFIED),
         usage=pb.Usage(
             prompt_tokens=report.prompt_tokens,
@@ -154,6 +190,13 @@ def _finished(event: Finished) -> pb.GenerationFinished:
         ),
         speculation=_speculation(report),
     )
+    if event.stop_string is not None:
+        message.stop_string = event.stop_string
+    elif event.end_token is not None and event.finish_reason == FinishReason.EOS:
+        message.eos_token_id = event.end_token
+    elif event.end_token is not None:
+        message.stop_token_id = event.end_token
+    return message
 
 
 def _speculation(report: GenerationReport) -> pb.Speculation:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 
-from draftgate.contract import FinishReason
+from draftgate.contract import FinishReason, GateReason
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.events import Event, Finished, Started, Token, Tokens
 from draftgate.gateway.field_names import in_callers_words
+from draftgate.gateway.prompts import prompt_text
 from draftgate.gateway.token_text import TokenTexts
 from draftgate.gateway.validate import GenerationCall
 from draftgate.telemetry.report import GenerationReport
 from draftgate.telemetry.spans import OK, InferenceSpan, InferenceStart
 from draftgate.telemetry.tracing import Tracing
-from draftgate.text import Tokenizer
+from draftgate.text import StopStrings, Tokenizer
 from draftgate.upstream.client import Generation, TritonClient
 from draftgate.upstream.types import (
     ChatPrompt,
@@ -26,7 +27,7 @@ from draftgate.upstream.types import (
     VerifyStep,
 )
 
-__all__ = ["GenerationCore"]
+__all__ = ["GenerationCore", "Running"]
 
 # Ends that the caller did not ask for are the status of the call too.
 _FAILED_ENDS: Mapping[str, tuple[ErrorCode, str]] = {
@@ -38,6 +39,22 @@ _FAILED_ENDS: Mapping[str, tuple[ErrorCode, str]] = {
 }
 
 _NO_PROMPT_REPORT = PromptReport(prompt_tokens=0, cached_tokens=0, queue_us=0, prefill_us=0)
+
+
+class Running:
+    """A generation that runs: an asynchronous iterable of its events, and the way to end it."""
+
+    def __init__(self, events: AsyncIterator[Event], end: Callable[[DraftgateError], bool]) -> None:
+        self._events = events
+        self._end = end
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._events
+
+    def end(self, error: DraftgateError) -> bool:
+        """Fail it now: the events go on with a `Finished` that says what was done, if anything was,
+        and then raise `error`. False, and without effect, if there is nothing to end yet."""
+        return self._end(error)
 
 
 class GenerationCore:
@@ -61,7 +78,7 @@ class GenerationCore:
         self._draining = False
 
     @asynccontextmanager
-    async def run(self, call: GenerationCall) -> AsyncIterator[AsyncIterator[Event]]:
+    async def run(self, call: GenerationCall) -> AsyncIterator[Running]:
         """The events of one generation, to be used as `async with core.run(call) as events`.
 
         Leaving early frees the engine's row. Iterating raises DraftgateError for whatever ended the
@@ -78,12 +95,17 @@ class GenerationCore:
         code: str = ErrorCode.INTERNAL
         self._running[request.request_id] = generation
         self._idle.clear()
+
+        def end(error: DraftgateError) -> bool:
+            generation.abandon(error)
+            return True
+
         try:
             async with (
                 generation.started(span.metadata()),
                 aclosing(self._events(call, generation, span, report)) as events,
             ):
-                yield events
+                yield Running(events, end)
             code = OK
         except DraftgateError as error:
             code = error.code
@@ -146,27 +168,55 @@ class GenerationCore:
         report: GenerationReport,
     ) -> AsyncGenerator[Event, None]:
         texts = self._token_texts(call)
+        stops = StopStrings(call.stop)
+        end_token: int | None = None
         failure: DraftgateError | None = None
         started = False
         try:
             async for chunk in generation:
                 span.chunk()
                 _count(report, chunk)
+                text = stops.push(chunk.text)
+                if stops.matched is not None:
+                    report.finish_reason = FinishReason.STOP_STRING
+                    # Before anything is written: a reader that lags keeps no row of the engine.
+                    generation.abandon(DraftgateError(ErrorCode.CANCELLED, "a stop string came"))
+                elif chunk.finish_reason:
+                    text += stops.flush()
+                    end_token = _end_token(chunk, call)
                 if not started:
+                    yield await self._started(call, chunk)
                     started = True
-                    prompt = chunk.prompt or _NO_PROMPT_REPORT
-                    yield Started(call.request.request_id, self._model_name, prompt)
-                if chunk.token_ids or chunk.text:
-                    yield _tokens(chunk, texts)
+                if chunk.token_ids or text:
+                    yield _tokens(chunk, text, texts, call.index)
+                if stops.matched is not None:
+                    break
         except DraftgateError as error:
             failure = in_callers_words(error, call.request)
         else:
             if report.finish_reason in _FAILED_ENDS:
                 failure = DraftgateError(*_FAILED_ENDS[report.finish_reason])
+        if held := stops.flush():  # It failed: this is text all the same.
+            yield _only_text(held, call.index)
         if started:
-            yield Finished(report.finish_reason, report)
+            yield Finished(
+                report.finish_reason, report, stops.matched, end_token=end_token, index=call.index
+            )
         if failure is not None:
             raise failure
+
+    async def _started(self, call: GenerationCall, chunk: Chunk) -> Started:
+        request = call.request
+        text = None
+        if call.echo:
+            text = await prompt_text(self._tokenizer, request.prompt, request.resume_len)
+        return Started(
+            request.request_id,
+            self._model_name,
+            chunk.prompt or _NO_PROMPT_REPORT,
+            prompt_text=text,
+            index=call.index,
+        )
 
     def _token_texts(self, call: GenerationCall) -> TokenTexts | None:
         if not call.return_token_text or self._tokenizer is None:
@@ -192,7 +242,22 @@ def _count(report: GenerationReport, chunk: Chunk) -> None:
         report.add_step(step.drafted, step.accepted)
 
 
-def _tokens(chunk: Chunk, texts: TokenTexts | None) -> Tokens:
+def _end_token(chunk: Chunk, call: GenerationCall) -> int | None:
+    """The token that ended the generation, if it was one and is the last that was emitted."""
+    enders: Sequence[int] = ()
+    if chunk.finish_reason == FinishReason.EOS:
+        enders = call.eos_token_ids
+    elif chunk.finish_reason == FinishReason.STOP_TOKEN:
+        enders = call.request.sampling.stop_token_ids
+    last = chunk.token_ids[-1] if chunk.token_ids else None
+    return last if last in enders else None
+
+
+def _only_text(text: str, choice: int) -> Tokens:
+    return Tokens(text, (), (), (), gate_reason=GateReason.UNKNOWN, batch_rows=0, index=choice)
+
+
+def _tokens(chunk: Chunk, text: str, texts: TokenTexts | None, choice: int) -> Tokens:
     steps = tuple(step for step in chunk.steps if step.drafted)
     draft_texts = _draft_texts(chunk, texts) if texts else ()
     token_texts: Sequence[str | None] = [None] * len(chunk.token_ids)
@@ -210,12 +275,13 @@ def _tokens(chunk: Chunk, texts: TokenTexts | None) -> Tokens:
         for index, token in enumerate(chunk.token_ids)
     ]
     return Tokens(
-        text=chunk.text,
+        text=text,
         tokens=tuple(tokens),
         verify_steps=steps,
         draft_texts=draft_texts,
         gate_reason=chunk.gate_reason,
         batch_rows=chunk.batch_rows,
+        index=choice,
     )
 
 

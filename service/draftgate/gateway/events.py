@@ -17,6 +17,10 @@ class Started:
     request_id: str
     model: str
     prompt: PromptReport
+    prompt_text: str | None = None
+    """The prompt's own text, if asked for."""
+    index: int = 0
+    """Which of the choices this is about; so in every event."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Tokens:
     """For each verify step the text of its drafts; empty unless drafts and text were asked for."""
     gate_reason: int
     batch_rows: int
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,11 @@ class Finished:
     finish_reason: str
     """A contract.FinishReason; empty if the generation did not come to its own end."""
     report: GenerationReport
+    stop_string: str | None = None
+    """The stop string that ended it."""
+    end_token: int | None = None
+    """The stop token or end-of-sequence token that ended it, if it was emitted."""
+    index: int = 0
 
 
 Event = Started | Tokens | Finished

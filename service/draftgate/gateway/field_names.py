@@ -9,7 +9,7 @@ from draftgate.errors import DraftgateError
 from draftgate.sampling import SamplingParams
 from draftgate.upstream.types import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 
-__all__ = ["in_callers_words"]
+__all__ = ["in_callers_words", "within"]
 
 _PATH = re.compile(r"(\w+)(.*)", re.S)
 _PROMPT_TENSORS = ("text_input", "messages", "input_ids")
@@ -34,3 +34,10 @@ def in_callers_words(error: DraftgateError, request: GenerationRequest) -> Draft
     else:
         return error
     return DraftgateError(error.code, field + error.message.removeprefix(error.field), field=field)
+
+
+def within(path: str, error: DraftgateError) -> DraftgateError:
+    """An error about a field as one about the field of a message that stands under `path`."""
+    if not error.field:
+        return error
+    return DraftgateError(error.code, f"{path}.{error.message}", field=f"{path}.{error.field}")

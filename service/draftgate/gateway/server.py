@@ -15,6 +15,10 @@ from draftgate._pb.draftgate.v1 import (
     generation_pb2_grpc,
     model_pb2,
     model_pb2_grpc,
+    session_pb2,
+    session_pb2_grpc,
+    tokenizer_pb2,
+    tokenizer_pb2_grpc,
 )
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.boundary import CallBoundary
@@ -26,6 +30,8 @@ from draftgate.gateway.health import HealthServicer
 from draftgate.gateway.listen import bind
 from draftgate.gateway.model import ModelServicer
 from draftgate.gateway.readiness import Readiness
+from draftgate.gateway.session_servicer import SessionServicer
+from draftgate.gateway.tokenizer import TokenizerServicer
 from draftgate.telemetry.tracing import Tracing, configured_endpoint
 from draftgate.text import Tokenizer
 from draftgate.upstream.client import TritonClient, TritonClientConfig
@@ -36,6 +42,8 @@ _SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
     gate_pb2.DESCRIPTOR.services_by_name["GateService"].full_name,
+    session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
+    tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name,
 )
 
 _SERVER_OPTIONS = (
@@ -94,6 +102,8 @@ class Gateway:
             self._client, self._tracing, model_name=config.model_name, tokenizer=tokenizer
         )
         self._gate = GateServicer(self._client)
+        self._sessions = SessionServicer(config, self._core, self._readiness)
+        self._tokenizing = TokenizerServicer(config, tokenizer)
         self._boundary = CallBoundary(self._tracing, prefix="/draftgate.v1.")
         self._server = self._make_server()
         try:
@@ -118,6 +128,7 @@ class Gateway:
             self._core.cut()
             await self._core.wait_idle(_CUT_GRACE_S)
         self._gate.drain()
+        self._sessions.drain()
         self._boundary.stopping = True
         await self._server.stop(_CUT_GRACE_S)
         self._watching.cancel()
@@ -138,6 +149,8 @@ class Gateway:
             ModelServicer(self.config, self._readiness), server
         )
         gate_pb2_grpc.add_GateServiceServicer_to_server(self._gate, server)
+        session_pb2_grpc.add_SessionServiceServicer_to_server(self._sessions, server)
+        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self._tokenizing, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         health = "grpc.health.v1.Health"
         reflection.enable_server_reflection((*_SERVICES, health, reflection.SERVICE_NAME), server)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.gateway.config import GatewayConfig
 from draftgate.sampling import SamplingParams, check_token_ids
-from draftgate.text import ROLES, Message
+from draftgate.text import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, ROLES, Message
 from draftgate.upstream.types import (
     ChatPrompt,
     EngineDescription,
@@ -22,9 +22,16 @@ from draftgate.upstream.types import (
     TokenPrompt,
 )
 
-__all__ = ["GenerationCall", "GenerationInput", "check_generation", "check_model_name"]
+__all__ = [
+    "GenerationCall",
+    "GenerationInput",
+    "check_generation",
+    "check_id",
+    "check_model_name",
+    "check_tokenize",
+]
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,9 @@ class GenerationInput:
     sampling: SamplingParams
     """Its `max_tokens` has no meaning: the field above has."""
     return_token_text: bool
+    stop: tuple[str, ...] = ()
+    n: int | None = None
+    echo: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,16 @@ class GenerationCall:
 
     request: GenerationRequest
     return_token_text: bool
+    stop: tuple[str, ...] = ()
+    """Strings that end the text."""
+    n: int = 1
+    """How many choices to run."""
+    index: int = 0
+    """Which of them this is, once they are told apart."""
+    echo: bool = False
+    """Whether to return the prompt's text."""
+    eos_token_ids: tuple[int, ...] = ()
+    """The model's."""
 
 
 def check_model_name(field: str, name: str, config: GatewayConfig) -> None:
@@ -82,6 +102,9 @@ def check_generation(
     sampling.validate(vocab_size=engine.vocab_size, prefix="sampling.")
     if given.return_token_text and config.tokenizer_dir is None:
         raise invalid_argument("return_token_text", True, "false: this server has no tokenizer")
+    _check_stop(given.stop)
+    if given.echo and given.prompt is None and config.tokenizer_dir is None:
+        raise invalid_argument("echo", True, "false without prompt: this server has no tokenizer")
     request = GenerationRequest(
         request_id=_checked_request_id(given.request_id),
         prompt=prompt,
@@ -89,17 +112,74 @@ def check_generation(
         resume_len=_checked_resume_len(given, max_tokens),
         deadline_ms=deadline_ms,
     )
-    return GenerationCall(request, given.return_token_text)
+    return GenerationCall(
+        request,
+        given.return_token_text,
+        stop=given.stop,
+        n=_checked_n(given.n, config),
+        echo=given.echo,
+        eos_token_ids=engine.eos_token_ids,
+    )
+
+
+def check_tokenize(
+    model: str,
+    prompt: str | None,
+    messages: tuple[Message, ...],
+    config: GatewayConfig,
+    *,
+    has_chat_template: bool,
+) -> TextPrompt | ChatPrompt:
+    """The prompt to tokenise.
+
+    Raises DraftgateError(INVALID_ARGUMENT or NOT_FOUND) naming the first field at fault.
+    """
+    check_model_name("model", model, config)
+    if (prompt is not None) == bool(messages):
+        found = "prompt and messages" if messages else "none of them"
+        raise invalid_argument(
+            "messages" if messages else "prompt", found, "exactly one of prompt and messages"
+        )
+    if prompt is not None:
+        return _checked_text_prompt(prompt, config)
+    _check_messages(messages, config, has_chat_template=has_chat_template)
+    return ChatPrompt(messages)
+
+
+def check_id(field: str, given: str) -> None:
+    """Raises DraftgateError(INVALID_ARGUMENT) for what cannot be an id."""
+    if not _ID.fullmatch(given):
+        raise invalid_argument(
+            field, given, "1 to 128 letters, digits, dots, colons, dashes, underscores"
+        )
 
 
 def _checked_request_id(request_id: str) -> str:
     if not request_id:
         return secrets.token_hex(16)
-    if not _REQUEST_ID.fullmatch(request_id):
-        raise invalid_argument(
-            "request_id", request_id, "1 to 128 letters, digits, dots, colons, dashes, underscores"
-        )
+    check_id("request_id", request_id)
     return request_id
+
+
+def _check_stop(stop: tuple[str, ...]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise invalid_argument("stop", f"{len(stop)} strings", f"at most {MAX_STOP_STRINGS}")
+    for index, each in enumerate(stop):
+        length_bytes = len(each.encode())
+        if not 1 <= length_bytes <= MAX_STOP_STRING_BYTES:
+            raise invalid_argument(
+                f"stop[{index}]",
+                f"{length_bytes} bytes",
+                f"1 to {MAX_STOP_STRING_BYTES} bytes of UTF-8",
+            )
+
+
+def _checked_n(n: int | None, config: GatewayConfig) -> int:
+    if n is None:
+        return 1
+    if not 1 <= n <= config.max_choices:
+        raise invalid_argument("n", n, f"an integer from 1 to {config.max_choices}")
+    return n
 
 
 def _checked_prompt(
@@ -121,11 +201,9 @@ def _checked_prompt(
             "exactly one of prompt, messages and input_ids",
         )
     if given.prompt is not None:
-        _check_text("prompt", given.prompt)
-        _check_length("prompt", len(given.prompt.encode()), config)
-        return TextPrompt(given.prompt)
+        return _checked_text_prompt(given.prompt, config)
     if given.messages:
-        _check_messages(given.messages, config, engine)
+        _check_messages(given.messages, config, has_chat_template=engine.has_chat_template)
         return ChatPrompt(given.messages)
     longest = engine.max_sequence_tokens - 1
     if len(given.input_ids) > longest:
@@ -136,14 +214,20 @@ def _checked_prompt(
     return TokenPrompt(given.input_ids)
 
 
+def _checked_text_prompt(prompt: str, config: GatewayConfig) -> TextPrompt:
+    _check_text("prompt", prompt)
+    _check_length("prompt", len(prompt.encode()), config)
+    return TextPrompt(prompt)
+
+
 def _check_messages(
-    messages: tuple[Message, ...], config: GatewayConfig, engine: EngineDescription
+    messages: tuple[Message, ...], config: GatewayConfig, *, has_chat_template: bool
 ) -> None:
-    if not engine.has_chat_template:
+    if not has_chat_template:
         raise invalid_argument(
             "messages",
             f"{len(messages)} messages",
-            "prompt or input_ids: the model has no chat template",
+            "none: the model has no chat template",
         )
     if len(messages) > config.max_messages:
         raise invalid_argument(

@@ -16,6 +16,10 @@ from draftgate.text.decoding import IdDecoder, make_decoder
 
 __all__ = ["Detokenizer", "Tokenizer"]
 
+_LONG = 2048
+"""From this many characters or ids on, the library's calls for a batch are used: unlike those for a
+single text they let go of the interpreter's lock, so that other threads go on meanwhile."""
+
 
 class Tokenizer:
     """The tokenizer and chat template of a Hugging Face folder. Safe to share between threads."""
@@ -66,7 +70,7 @@ class Tokenizer:
         Raises DraftgateError(INVALID_ARGUMENT) for text that has no UTF-8 form.
         """
         check_text("text_input", text)
-        return list(self._fast.encode(text, add_special_tokens=True).ids)
+        return self._encode(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The ids of the prompt for the assistant's next turn. The template itself writes the
@@ -75,18 +79,24 @@ class Tokenizer:
         Raises DraftgateError: FAILED_PRECONDITION if the model has no chat template,
         INVALID_ARGUMENT if the template refuses the messages.
         """
+        return self._encode(self.render_chat(messages), add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """The text of the prompt for the assistant's next turn. Raises as `encode_chat` does."""
         if self._chat_template is None:
             raise DraftgateError(
                 ErrorCode.FAILED_PRECONDITION,
                 "messages: this model has no chat template, send text_input or input_ids",
                 field="messages",
             )
-        prompt = self._chat_template.render(messages)
-        return list(self._fast.encode(prompt, add_special_tokens=False).ids)
+        return self._chat_template.render(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a whole sequence, special tokens skipped."""
-        return str(self._fast.decode(list(ids), skip_special_tokens=True))
+        if len(ids) < _LONG:
+            return str(self._fast.decode(list(ids), skip_special_tokens=True))
+        [text] = self._fast.decode_batch([list(ids)], skip_special_tokens=True)
+        return str(text)
 
     def context_start(self, ids: Sequence[int]) -> int:
         """The index into `ids`, all ids emitted so far, from which `delta` needs them as context.
@@ -103,6 +113,12 @@ class Tokenizer:
         stream.push(context_ids)
         text = stream.push(new_ids)
         return text + stream.flush() if final else text
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) < _LONG:
+            return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+        [found] = self._fast.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(found.ids)
 
 
 class Detokenizer:

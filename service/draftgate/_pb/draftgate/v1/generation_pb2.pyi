@@ -169,6 +169,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """`max_tokens`, or the end of the model's context."""
     FINISH_REASON_DEADLINE: _FinishReason.ValueType  # 4
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 5
+    FINISH_REASON_STOP_STRING: _FinishReason.ValueType  # 6
+    """One of `stop`."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
 
@@ -181,6 +183,8 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 3
 """`max_tokens`, or the end of the model's context."""
 FINISH_REASON_DEADLINE: FinishReason.ValueType  # 4
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 5
+FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 6
+"""One of `stop`."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -198,6 +202,9 @@ class GenerateRequest(_message.Message):
     MAX_DRAFT_LEN_FIELD_NUMBER: _builtins.int
     RETURN_DRAFTS_FIELD_NUMBER: _builtins.int
     RETURN_TOKEN_TEXT_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the served model; empty takes the one that is served."""
     request_id: _builtins.str
@@ -218,6 +225,13 @@ class GenerateRequest(_message.Message):
     """Return the drafted tokens of every verify step, the rejected ones too."""
     return_token_text: _builtins.bool
     """Return the text of each token beside the text of the chunk."""
+    n: _builtins.int
+    """How many generations of this prompt to run side by side, 1 to the server's limit; absent: 1.
+    Each is independent of the others. With a seed the first is what it would be alone, and each of
+    the others has a seed of its own, made from it. Should one fail, the call ends with its status.
+    """
+    echo: _builtins.bool
+    """Return the prompt's text in `started`."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """A conversation, put through the model's chat template."""
@@ -229,6 +243,12 @@ class GenerateRequest(_message.Message):
     @_builtins.property
     def sampling(self) -> Global___SamplingParameters:
         """How tokens are picked; absent fields take the server's defaults."""
+
+    @_builtins.property
+    def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ends the text where the first of these is complete; it is not shown itself. At most 16, each 1
+        to 256 bytes of UTF-8. Only the text of this call is searched, not that of resumed tokens.
+        """
 
     def __init__(
         self,
@@ -244,15 +264,20 @@ class GenerateRequest(_message.Message):
         max_draft_len: _builtins.int | None = ...,
         return_drafts: _builtins.bool = ...,
         return_token_text: _builtins.bool = ...,
+        stop: _abc.Iterable[_builtins.str] | None = ...,
+        n: _builtins.int | None = ...,
+        echo: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_len", b"_max_draft_len", "_max_tokens", b"_max_tokens", "_prompt", b"_prompt", "_resume_len", b"_resume_len", "max_draft_len", b"max_draft_len", "max_tokens", b"max_tokens", "prompt", b"prompt", "resume_len", b"resume_len", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_len", b"_max_draft_len", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt", b"_prompt", "_resume_len", b"_resume_len", "max_draft_len", b"max_draft_len", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "resume_len", b"resume_len", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_len", b"_max_draft_len", "_max_tokens", b"_max_tokens", "_prompt", b"_prompt", "_resume_len", b"_resume_len", "input_ids", b"input_ids", "max_draft_len", b"max_draft_len", "max_tokens", b"max_tokens", "messages", b"messages", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "resume_len", b"resume_len", "return_drafts", b"return_drafts", "return_token_text", b"return_token_text", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_len", b"_max_draft_len", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt", b"_prompt", "_resume_len", b"_resume_len", "echo", b"echo", "input_ids", b"input_ids", "max_draft_len", b"max_draft_len", "max_tokens", b"max_tokens", "messages", b"messages", "model", b"model", "n", b"n", "prompt", b"prompt", "request_id", b"request_id", "resume_len", b"resume_len", "return_drafts", b"return_drafts", "return_token_text", b"return_token_text", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_draft_len: _TypeAlias = _typing.Literal["max_draft_len"]  # noqa: Y015
     _WhichOneofArgType__max_draft_len: _TypeAlias = _typing.Literal["_max_draft_len", b"_max_draft_len"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__prompt: _TypeAlias = _typing.Literal["prompt"]  # noqa: Y015
     _WhichOneofArgType__prompt: _TypeAlias = _typing.Literal["_prompt", b"_prompt"]  # noqa: Y015
     _WhichOneofReturnType__resume_len: _TypeAlias = _typing.Literal["resume_len"]  # noqa: Y015
@@ -261,6 +286,8 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_draft_len) -> _WhichOneofReturnType__max_draft_len | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt) -> _WhichOneofReturnType__prompt | None: ...
     @_typing.overload
@@ -398,6 +425,9 @@ class GenerateResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Which of the `n` choices this is about."""
     @_builtins.property
     def started(self) -> Global___GenerationStarted: ...
     @_builtins.property
@@ -410,10 +440,11 @@ class GenerateResponse(_message.Message):
         started: Global___GenerationStarted | None = ...,
         tokens: Global___TokenChunk | None = ...,
         finished: Global___GenerationFinished | None = ...,
+        index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "index", b"index", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "tokens", "finished"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
@@ -433,6 +464,7 @@ class GenerationStarted(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUE_US_FIELD_NUMBER: _builtins.int
     PREFILL_US_FIELD_NUMBER: _builtins.int
+    PROMPT_TEXT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     prompt_tokens: _builtins.int
@@ -442,6 +474,10 @@ class GenerationStarted(_message.Message):
     """Time the request waited for a row in the batch."""
     prefill_us: _builtins.int
     """Time from then to its first token."""
+    prompt_text: _builtins.str
+    """The prompt, when asked for, in the event of the first choice: as given, as the chat template
+    wrote it, or of token ids the text, without special tokens and without resumed ones.
+    """
     def __init__(
         self,
         *,
@@ -451,12 +487,15 @@ class GenerationStarted(_message.Message):
         cached_tokens: _builtins.int = ...,
         queue_us: _builtins.int = ...,
         prefill_us: _builtins.int = ...,
+        prompt_text: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "prompt_text", b"prompt_text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "model", b"model", "prefill_us", b"prefill_us", "prompt_tokens", b"prompt_tokens", "queue_us", b"queue_us", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "cached_tokens", b"cached_tokens", "model", b"model", "prefill_us", b"prefill_us", "prompt_text", b"prompt_text", "prompt_tokens", b"prompt_tokens", "queue_us", b"queue_us", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prompt_text: _TypeAlias = _typing.Literal["prompt_text"]  # noqa: Y015
+    _WhichOneofArgType__prompt_text: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_text) -> _WhichOneofReturnType__prompt_text | None: ...
 
 Global___GenerationStarted: _TypeAlias = GenerationStarted  # noqa: Y015
 
@@ -472,13 +511,18 @@ class TokenChunk(_message.Message):
     GATE_REASON_FIELD_NUMBER: _builtins.int
     BATCH_ROWS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """New text; empty while a character is incomplete."""
+    """New text; empty while a character is incomplete or all of it may yet become a stop string."""
     gate_reason: Global___GateReason.ValueType
     """Why the draft length was what it was."""
     batch_rows: _builtins.int
     """Rows in the batch of this step."""
     @_builtins.property
-    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]: ...
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
+        """All tokens of the step, at once, though their text may be held back. When a stop string ends
+        the generation, the last chunk still holds every token of its step: those of the stop string
+        and those behind it too.
+        """
+
     @_builtins.property
     def verify_steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___VerifyStep]:
         """The verify steps behind these tokens; none where the step did not speculate."""
@@ -511,7 +555,9 @@ class Token(_message.Message):
     ALTERNATIVES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     text: _builtins.str
-    """The text this token completed; present when asked for and the server has the tokenizer."""
+    """The text this token completed, be it of a stop string or behind one; present when asked for and
+    the server has the tokenizer.
+    """
     source: Global___TokenSource.ValueType
     logprob: _builtins.float
     """Log-probability under the target, natural logarithm; present when asked for."""
@@ -629,7 +675,16 @@ class GenerationFinished(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    STOP_STRING_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    EOS_TOKEN_ID_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
+    stop_string: _builtins.str
+    """With FINISH_REASON_STOP_STRING: which of `stop`."""
+    stop_token_id: _builtins.int
+    """With FINISH_REASON_STOP_TOKEN: which of `stop_token_ids`."""
+    eos_token_id: _builtins.int
+    """With FINISH_REASON_EOS: which of the model's, where the engine emits it."""
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
@@ -640,12 +695,17 @@ class GenerationFinished(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         usage: Global___Usage | None = ...,
         speculation: Global___Speculation | None = ...,
+        stop_string: _builtins.str = ...,
+        stop_token_id: _builtins.int = ...,
+        eos_token_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["eos_token_id", b"eos_token_id", "matched", b"matched", "speculation", b"speculation", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_id", b"eos_token_id", "finish_reason", b"finish_reason", "matched", b"matched", "speculation", b"speculation", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_matched: _TypeAlias = _typing.Literal["stop_string", "stop_token_id", "eos_token_id"]  # noqa: Y015
+    _WhichOneofArgType_matched: _TypeAlias = _typing.Literal["matched", b"matched"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_matched) -> _WhichOneofReturnType_matched | None: ...
 
 Global___GenerationFinished: _TypeAlias = GenerationFinished  # noqa: Y015
 
@@ -658,6 +718,7 @@ class Usage(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     output_tokens: _builtins.int
+    """All that were reported in `tokens`."""
     cached_tokens: _builtins.int
     def __init__(
         self,
@@ -717,3 +778,95 @@ class Speculation(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__mean_acceptance_length) -> _WhichOneofReturnType__mean_acceptance_length | None: ...
 
 Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
+
+@_typing.final
+class GenerateOnceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RETURN_TOKENS_FIELD_NUMBER: _builtins.int
+    return_tokens: _builtins.bool
+    """Return the tokens beside the text."""
+    @_builtins.property
+    def generation(self) -> Global___GenerateRequest:
+        """Errors name its fields as `generation.prompt` and so on."""
+
+    def __init__(
+        self,
+        *,
+        generation: Global___GenerateRequest | None = ...,
+        return_tokens: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "return_tokens", b"return_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateOnceRequest: _TypeAlias = GenerateOnceRequest  # noqa: Y015
+
+@_typing.final
+class GenerateOnceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICES_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
+        """In the order of their index, 0 to n - 1."""
+
+    @_builtins.property
+    def usage(self) -> Global___Usage:
+        """Sums over the choices: the prompt counts once for each."""
+
+    def __init__(
+        self,
+        *,
+        choices: _abc.Iterable[Global___Choice] | None = ...,
+        usage: Global___Usage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateOnceResponse: _TypeAlias = GenerateOnceResponse  # noqa: Y015
+
+@_typing.final
+class Choice(_message.Message):
+    """One whole generation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    text: _builtins.str
+    @_builtins.property
+    def started(self) -> Global___GenerationStarted: ...
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
+        """When asked for."""
+
+    @_builtins.property
+    def finished(self) -> Global___GenerationFinished: ...
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        started: Global___GenerationStarted | None = ...,
+        text: _builtins.str = ...,
+        tokens: _abc.Iterable[Global___Token] | None = ...,
+        finished: Global___GenerationFinished | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "index", b"index", "started", b"started", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choice: _TypeAlias = Choice  # noqa: Y015

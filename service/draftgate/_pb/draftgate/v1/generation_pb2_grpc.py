@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """Generates text and streams it as it comes.
+    """Generates text.
     """
 
     def __init__(self, channel):
@@ -40,16 +40,29 @@ class GenerationServiceStub:
                 request_serializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateOnce = channel.unary_unary(
+                '/draftgate.v1.GenerationService/GenerateOnce',
+                request_serializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2.GenerateOnceRequest.SerializeToString,
+                response_deserializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2.GenerateOnceResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
-    """Generates text and streams it as it comes.
+    """Generates text.
     """
 
     def Generate(self, request, context):
-        """Runs one generation. The stream is: one `started`, any number of `tokens`, one `finished`.
-        A failed or cancelled generation still sends `finished` with what was done so far when it can;
-        the failure itself is always the status of the call.
+        """Runs one generation and streams it as it comes: one `started`, any number of `tokens`, one
+        `finished`; with `n` above 1 that for each choice. A failed or cancelled generation still sends
+        `finished` with what was done so far when it can; the failure itself is always the status of
+        the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateOnce(self, request, context):
+        """Runs one generation and answers once, at its end. A failure leaves nothing but the status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -63,6 +76,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     request_deserializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
             ),
+            'GenerateOnce': grpc.unary_unary_rpc_method_handler(
+                    servicer.GenerateOnce,
+                    request_deserializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2.GenerateOnceRequest.FromString,
+                    response_serializer=draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2.GenerateOnceResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'draftgate.v1.GenerationService', rpc_method_handlers)
@@ -72,7 +90,7 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """Generates text and streams it as it comes.
+    """Generates text.
     """
 
     @staticmethod
@@ -92,6 +110,33 @@ class GenerationService:
             '/draftgate.v1.GenerationService/Generate',
             draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateOnce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/draftgate.v1.GenerationService/GenerateOnce',
+            draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2.GenerateOnceRequest.SerializeToString,
+            draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2.GenerateOnceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,31 +27,37 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GenerationServiceStub:
-    """Generates text and streams it as it comes."""
+    """Generates text."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """Runs one generation. The stream is: one `started`, any number of `tokens`, one `finished`.
-    A failed or cancelled generation still sends `finished` with what was done so far when it can;
-    the failure itself is always the status of the call.
+    """Runs one generation and streams it as it comes: one `started`, any number of `tokens`, one
+    `finished`; with `n` above 1 that for each choice. A failed or cancelled generation still sends
+    `finished` with what was done so far when it can; the failure itself is always the status of
+    the call.
     """
+    GenerateOnce: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GenerateOnceRequest, _generation_pb2.GenerateOnceResponse]
+    """Runs one generation and answers once, at its end. A failure leaves nothing but the status."""
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
-    """Generates text and streams it as it comes."""
+    """Generates text."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Runs one generation. The stream is: one `started`, any number of `tokens`, one `finished`.
-    A failed or cancelled generation still sends `finished` with what was done so far when it can;
-    the failure itself is always the status of the call.
+    """Runs one generation and streams it as it comes: one `started`, any number of `tokens`, one
+    `finished`; with `n` above 1 that for each choice. A failed or cancelled generation still sends
+    `finished` with what was done so far when it can; the failure itself is always the status of
+    the call.
     """
+    GenerateOnce: _aio.UnaryUnaryMultiCallable[_generation_pb2.GenerateOnceRequest, _generation_pb2.GenerateOnceResponse]  # type: ignore[assignment]
+    """Runs one generation and answers once, at its end. A failure leaves nothing but the status."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Generates text and streams it as it comes."""
+    """Generates text."""
 
     @_abc_1.abstractmethod
     def Generate(
@@ -59,9 +65,18 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
-        """Runs one generation. The stream is: one `started`, any number of `tokens`, one `finished`.
-        A failed or cancelled generation still sends `finished` with what was done so far when it can;
-        the failure itself is always the status of the call.
+        """Runs one generation and streams it as it comes: one `started`, any number of `tokens`, one
+        `finished`; with `n` above 1 that for each choice. A failed or cancelled generation still sends
+        `finished` with what was done so far when it can; the failure itself is always the status of
+        the call.
         """
+
+    @_abc_1.abstractmethod
+    def GenerateOnce(
+        self,
+        request: _generation_pb2.GenerateOnceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_pb2.GenerateOnceResponse, _abc.Awaitable[_generation_pb2.GenerateOnceResponse]]:
+        """Runs one generation and answers once, at its end. A failure leaves nothing but the status."""
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
