@@ -95,7 +95,7 @@ class CallBoundary(grpc.aio.ServerInterceptor):
 
 
 async def _fail(context: _Context, span: ServerSpan, error: DraftgateError) -> NoReturn:
-    span.end(error.code)
+    span.end(error.code, error.refusal.reason if error.refusal else "")
     await status.abort(context, error)
 
 

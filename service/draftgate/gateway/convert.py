@@ -9,6 +9,7 @@ from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate._pb.draftgate.v1 import model_pb2
 from draftgate.contract import DraftSource, FinishReason
 from draftgate.errors import invalid_argument
+from draftgate.gateway.admission import Priority
 from draftgate.gateway.events import Event, Finished, Started, Token, Tokens
 from draftgate.gateway.validate import GenerationInput
 from draftgate.sampling import SamplingParams, Verification
@@ -38,6 +39,11 @@ _VERIFICATIONS: Mapping[int, Verification | None] = {
     pb.VERIFICATION_REJECTION: Verification.REJECTION,
     pb.VERIFICATION_COUPLED: Verification.COUPLED,
 }
+_PRIORITIES: Mapping[int, Priority] = {
+    pb.PRIORITY_UNSPECIFIED: Priority.INTERACTIVE,
+    pb.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
+    pb.PRIORITY_BATCH: Priority.BATCH,
+}
 
 
 def generation_input(request: pb.GenerateRequest) -> GenerationInput:
@@ -55,6 +61,7 @@ def generation_input(request: pb.GenerateRequest) -> GenerationInput:
         max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
         sampling=_sampling(request),
         return_token_text=request.return_token_text,
+        priority=_priority(request.priority),
     )
 
 
@@ -98,6 +105,12 @@ def _verification(number: int) -> Verification | None:
     if number not in _VERIFICATIONS:
         raise invalid_argument("sampling.verification", number, ", ".join(pb.Verification.keys()))
     return _VERIFICATIONS[number]
+
+
+def _priority(number: int) -> Priority:
+    if number not in _PRIORITIES:
+        raise invalid_argument("priority", number, ", ".join(pb.Priority.keys()))
+    return _PRIORITIES[number]
 
 
 def _started(event: Started) -> pb.GenerationStarted:

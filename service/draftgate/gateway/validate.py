@@ -10,6 +10,7 @@ import secrets
 from dataclasses import dataclass, replace
 
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
+from draftgate.gateway.admission import Priority
 from draftgate.gateway.config import GatewayConfig
 from draftgate.sampling import SamplingParams, check_token_ids
 from draftgate.text import ROLES, Message
@@ -41,6 +42,7 @@ class GenerationInput:
     sampling: SamplingParams
     """Its `max_tokens` has no meaning: the field above has."""
     return_token_text: bool
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class GenerationCall:
 
     request: GenerationRequest
     return_token_text: bool
+    priority: Priority = Priority.INTERACTIVE
 
 
 def check_model_name(field: str, name: str, config: GatewayConfig) -> None:
@@ -89,7 +92,7 @@ def check_generation(
         resume_len=_checked_resume_len(given, max_tokens),
         deadline_ms=deadline_ms,
     )
-    return GenerationCall(request, given.return_token_text)
+    return GenerationCall(request, given.return_token_text, given.priority)
 
 
 def _checked_request_id(request_id: str) -> str:
