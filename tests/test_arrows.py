@@ -10,7 +10,7 @@ import draftgate
 
 PACKAGE = Path(draftgate.__path__[0])
 
-EVERYONE = {"errors", "contract", "sampling", "jsonfile"}
+EVERYONE = {"errors", "contract", "sampling", "jsonfile", "yamlfile"}
 """Leaves that anyone may import."""
 
 ALLOWED = {
@@ -18,6 +18,7 @@ ALLOWED = {
     "contract": set(),
     "sampling": {"errors"},
     "jsonfile": {"errors"},
+    "yamlfile": {"errors"},
     "text": EVERYONE,
     "speculation": EVERYONE,
     "checkpoint": EVERYONE,
@@ -29,12 +30,15 @@ ALLOWED = {
     "upstream": EVERYONE | {"_pb", "backend", "text"},
     # `speculation` for the words of a policy.
     "gateway": EVERYONE | {"_pb", "upstream", "speculation", "telemetry", "text"},
+    "config": EVERYONE | {"gateway"},
     # `speculation` for what it reckons without a server.
-    "cli": EVERYONE | {"_pb", "gateway", "upstream", "engine", "checkpoint", "speculation"},
+    "cli": EVERYONE
+    | {"_pb", "config", "gateway", "upstream", "engine", "checkpoint", "speculation"},
 }
 
 LIBRARIES = {
     "grpc": {"cli", "gateway", "upstream"},
+    "jwt": {"gateway"},
     "grpc_health": {"cli", "gateway", "upstream"},
     "matplotlib": {"cli"},
     "opentelemetry": {"telemetry"},

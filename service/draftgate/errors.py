@@ -9,9 +9,10 @@ put in front of it.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["DraftgateError", "ErrorCode", "from_wire", "invalid_argument", "to_wire"]
+__all__ = ["DraftgateError", "ErrorCode", "Refusal", "from_wire", "invalid_argument", "to_wire"]
 
 
 class ErrorCode(StrEnum):
@@ -21,6 +22,8 @@ class ErrorCode(StrEnum):
     NOT_FOUND = "NOT_FOUND"
     ALREADY_EXISTS = "ALREADY_EXISTS"
     FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     UNAVAILABLE = "UNAVAILABLE"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
@@ -29,17 +32,33 @@ class ErrorCode(StrEnum):
     INTERNAL = "INTERNAL"
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """What a caller needs to know when a limit turned its request away."""
+
+    reason: str
+    """Which limit, in upper snake case."""
+    subject: str
+    """Whose limit it is, such as `server` or `tenant:acme`."""
+    retry_after_s: float
+    """When trying again is likely to succeed."""
+
+
 class DraftgateError(Exception):
     """A failure with a code and a message fit for the caller.
 
-    `field` names the request field at fault, dotted from the request's root, or is empty.
+    `field` names the request field at fault, dotted from the request's root, or is empty. `refusal`
+    is there when nothing is wrong with the request but a limit.
     """
 
-    def __init__(self, code: ErrorCode, message: str, *, field: str = "") -> None:
+    def __init__(
+        self, code: ErrorCode, message: str, *, field: str = "", refusal: Refusal | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.field = field
+        self.refusal = refusal
 
 
 def invalid_argument(field: str, value: object, allowed: str) -> DraftgateError:

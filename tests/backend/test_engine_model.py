@@ -158,6 +158,7 @@ def test_control_describes_and_counts(ask: Request) -> None:
         return dict(json.loads(response.tensors["control_result"][0]))
 
     assert control("describe")["max_batch_rows"] == 4
+    assert control("describe")["kv_total_tokens"] > 0
     deadline_s = time.monotonic() + 20
     while control("counters")["running_rows"] and time.monotonic() < deadline_s:
         time.sleep(0.01)

@@ -67,6 +67,13 @@ class Outcome:
         return self.events[-1].finished
 
     @property
+    def details(self) -> Sequence[Any]:
+        """What the status carries beside its message."""
+        assert self.error is not None
+        found = rpc_status.from_call(_Call(self.error))
+        return [] if found is None else list(found.details)
+
+    @property
     def bad_fields(self) -> list[str]:
         """The fields that the status' BadRequest names."""
         assert self.error is not None

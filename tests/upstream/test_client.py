@@ -275,6 +275,7 @@ async def test_the_control_plane_describes_and_counts(
         ({"vocab_size": "1000"}, "vocab_size is not an integer"),
         ({"vocab_size": True}, "vocab_size is not an integer"),
         ({"name": None}, "name is not a string"),
+        ({"kv_total_tokens": "many"}, "kv_total_tokens is not an integer"),
         ({"has_chat_template": 1}, "has_chat_template is not a boolean"),
         ({"eos_token_ids": [1, "2"]}, "eos_token_ids is not a list of integers"),
     ],

@@ -65,6 +65,7 @@ class Control:
             "drafter": config.drafter if speculates else "",
             "max_draft_len": config.draft_len if speculates else 0,
             "max_batch_rows": self._engine.max_batch_rows,
+            "kv_total_tokens": self._engine.kv_total_tokens,
         }
 
     def _counters(self, _: Mapping[str, Any]) -> dict[str, object]:

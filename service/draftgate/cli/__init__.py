@@ -19,7 +19,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from draftgate import __version__
 from draftgate.cli import chat, generate, serve, top
+from draftgate.cli.config import config_app
 from draftgate.cli.gate import gate_app
+from draftgate.cli.keys import keys_app
 from draftgate.cli.model import model_app
 from draftgate.cli.preparation import PreparationFailedError
 from draftgate.cli.render import ReaderGoneError, print_error
@@ -43,6 +45,8 @@ app.command()(chat.chat)
 app.command()(top.top)
 app.add_typer(model_app, name="model")
 app.add_typer(gate_app, name="gate")
+app.add_typer(config_app, name="config")
+app.add_typer(keys_app, name="keys")
 
 
 def main() -> None:

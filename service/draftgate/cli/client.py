@@ -26,6 +26,7 @@ from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest, GenerateR
 from draftgate._pb.draftgate.v1.generation_pb2_grpc import GenerationServiceStub
 from draftgate._pb.draftgate.v1.model_pb2 import GetModelRequest, Model
 from draftgate._pb.draftgate.v1.model_pb2_grpc import ModelServiceStub
+from draftgate.cli.access import open_channel
 from draftgate.errors import DraftgateError, ErrorCode
 
 __all__ = ["GatewayClient"]
@@ -42,8 +43,7 @@ class GatewayClient:
     def __init__(self, server: str) -> None:
         """`server` is HOST:PORT."""
         self._server = server
-        # The gateway is named by the user: a proxy from the environment is not meant.
-        self._channel = grpc.aio.insecure_channel(server, options=[("grpc.enable_http_proxy", 0)])
+        self._channel = open_channel(server)
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -25,9 +26,10 @@ from draftgate.cli.client import GatewayClient
 from draftgate.cli.options import DEFAULT_SERVER
 from draftgate.cli.preparation import Preparation
 from draftgate.cli.render import Renderer
+from draftgate.config import Settings, changed, gateway_config
 from draftgate.errors import DraftgateError, ErrorCode
-from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.listen import check_listen
+from draftgate.gateway.local import LocalClient
 from draftgate.gateway.server import Gateway
 from draftgate.upstream.tritonserver import ServerState, TritonServer, TritonServerConfig
 
@@ -46,8 +48,8 @@ _WARM_UP_TIMEOUT_S = 120.0
 class ServeConfig:
     """What to serve, and where."""
 
-    listen: str
-    """The gateway's address, HOST:PORT; port 0 takes a free one."""
+    settings: Settings
+    """Of the gateway, and of the service's end."""
     model_repository: Path
     """Triton's models."""
     model_dir: Path
@@ -58,20 +60,19 @@ class ServeConfig:
     """Settings of the engine that differ from its defaults."""
     triton_port: int | None
     """Triton's port on loopback; None takes a free one."""
-    otlp_endpoint: str | None
-    """Where traces go."""
-    grace_s: float
-    """How long running streams may take to finish at the end."""
+    reread: Callable[[], Settings] | None = None
+    """The settings as their sources are now, for SIGHUP. Without it, SIGHUP ends the service, as it
+    does when a terminal is closed."""
 
 
 async def run_until_stopped(config: ServeConfig) -> int:
-    """Serve until SIGINT, SIGTERM or SIGHUP; returns the exit code.
+    """Serve until SIGINT or SIGTERM, or SIGHUP if that does not reload; returns the exit code.
 
     Raises DraftgateError when the service cannot start, or when Triton is lost for good.
     """
     stop = _Stop()
-    with stop.on_signals():
-        service = _Service(config, stop)
+    service = _Service(config, stop)
+    with stop.on_signals(), service.on_reload():
         job = asyncio.create_task(service.run())
         requested = asyncio.create_task(stop.requested.wait())
         try:
@@ -90,6 +91,8 @@ async def run_until_stopped(config: ServeConfig) -> int:
 class _Stop:
     """The wish to stop, as signals express it."""
 
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
     def __init__(self) -> None:
         self.requested = asyncio.Event()
         self.forced = asyncio.Event()
@@ -97,13 +100,12 @@ class _Stop:
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        for number in numbers:
+        for number in self.numbers:
             loop.add_signal_handler(number, self._ask)
         try:
             yield
         finally:
-            for number in numbers:
+            for number in self.numbers:
                 loop.remove_signal_handler(number)
 
     def _ask(self) -> None:
@@ -120,7 +122,36 @@ class _Service:
         self._stop = stop
         self._triton: TritonServer | None = None
         self._gateway: Gateway | None = None
+        self._reloading: set[asyncio.Task[None]] = set()
         self.ready = False
+
+    @contextlib.contextmanager
+    def on_reload(self) -> Iterator[None]:
+        """SIGHUP reloads, inside, if there is something to read anew."""
+        if self._config.reread is None:
+            yield
+            return
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._start_reload)
+        yield  # Whoever looks after the other signals takes the handler away.
+
+    def _start_reload(self) -> None:
+        task = asyncio.create_task(self._reload())
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
+
+    async def _reload(self) -> None:
+        """Take up what can be taken up while serving, and name the rest."""
+        assert self._config.reread is not None
+        try:
+            settings = await asyncio.to_thread(self._config.reread)
+            if self._gateway is not None:
+                await asyncio.to_thread(self._gateway.reload)
+        except DraftgateError as error:
+            _say(f"not reloaded, all stays as it was: {error.message}")
+            return
+        logging.getLogger().setLevel(settings.log_level.upper())
+        waiting = [key for key in changed(self._config.settings, settings) if key != "log_level"]
+        _say(f"reloaded; only a restart changes {', '.join(waiting)}" if waiting else "reloaded")
 
     async def run(self) -> NoReturn:
         """Start every part, show that they work together, and stay.
@@ -129,7 +160,8 @@ class _Service:
         """
         config = self._config
         began_s = time.monotonic()
-        check_listen(config.listen)
+        security = config.settings.security
+        check_listen(config.settings.listen, secured=bool(security.tls) or security.insecure)
         if config.source is not None:
             await Preparation(config.source, config.model_dir).run(self._stop.forced)
         _say(f"starting Triton with {config.model_dir.name}")
@@ -161,21 +193,21 @@ class _Service:
         """Start the gateway and show that everything works together."""
         config = self._config
         gateway = Gateway(
-            GatewayConfig(
+            gateway_config(
+                config.settings,
                 triton_target=triton.grpc_target,
                 model_name=config.model_dir.resolve().name,
-                listen=config.listen,
                 tokenizer_dir=config.model_dir,
-                otlp_endpoint=config.otlp_endpoint,
             )
         )
         await gateway.start()
         self._gateway = gateway
-        address = f"{config.listen.rpartition(':')[0]}:{gateway.port}"
-        async with GatewayClient(address) as client:
-            await client.serving(timeout_s=_WARM_UP_TIMEOUT_S)
-            model = await client.model(timeout_s=_WARM_UP_TIMEOUT_S)
-            await _warm_up(client, model)
+        address = f"{config.settings.listen.rpartition(':')[0]}:{gateway.port}"
+        if config.settings.security.tls or config.settings.security.tenants_file:
+            model = await _first_answer(gateway.local)
+        else:
+            async with GatewayClient(address) as client:
+                model = await _first_answer(client)
         self.ready = True
         _announce(model, address, triton.grpc_target, time.monotonic() - began_s)
 
@@ -184,7 +216,7 @@ class _Service:
         forced = asyncio.create_task(self._stop.forced.wait())
         try:
             if self._gateway is not None:
-                draining = asyncio.create_task(self._gateway.drain(self._config.grace_s))
+                draining = asyncio.create_task(self._gateway.drain(self._config.settings.grace_s))
                 await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
                 await _settled(draining)
             if self._triton is not None:
@@ -225,7 +257,15 @@ async def _settled(task: asyncio.Task[None]) -> None:
         await asyncio.wait({task})
 
 
-async def _warm_up(client: GatewayClient, model: Model) -> None:
+async def _first_answer(client: GatewayClient | LocalClient) -> Model:
+    """Wait until the service serves, and show that it does; what it serves."""
+    await client.serving(timeout_s=_WARM_UP_TIMEOUT_S)
+    model = await client.model(timeout_s=_WARM_UP_TIMEOUT_S)
+    await _warm_up(client, model)
+    return model
+
+
+async def _warm_up(client: GatewayClient | LocalClient, model: Model) -> None:
     """Stream one short answer to the terminal, the way that any client gets it."""
     request = GenerateRequest(max_tokens=_WARM_UP_TOKENS, return_token_text=True)
     request.sampling.temperature = 0.0

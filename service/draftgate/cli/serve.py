@@ -53,9 +53,29 @@ class DrafterName(StrEnum):
 
 
 def serve(
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="Settings of the gateway, YAML. The environment and options here go first. SIGHUP "
+            "reads it again.",
+        ),
+    ] = None,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the gateway listens; port 0: any free.")
-    ] = options.DEFAULT_SERVER,
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where the gateway listens; port 0: any free.",
+            show_default=options.DEFAULT_SERVER,
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Listen beyond loopback without TLS: the network is kept safe."
+        ),
+    ] = False,
     model_dir: Annotated[
         Path | None,
         typer.Option(
@@ -81,9 +101,14 @@ def serve(
         ),
     ] = None,
     grace: Annotated[
-        float,
-        typer.Option(min=0.0, metavar="SECONDS", help="How long streams may finish at the end."),
-    ] = 10.0,
+        float | None,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="How long streams may finish at the end.",
+            show_default="10",
+        ),
+    ] = None,
     gate: Annotated[
         GateName,
         typer.Option(
@@ -218,8 +243,11 @@ def serve(
     import uvloop
 
     from draftgate.cli.lifecycle import ServeConfig, run_until_stopped
+    from draftgate.config import load
     from draftgate.upstream.triton_log import ENGINE_LOG
 
+    flags = _flags(listen, otlp_endpoint, grace, insecure=insecure)
+    gateway_settings = load(config_file, flags).settings
     repository = _model_repository(model_repository)
     packaged = source is None and model_dir is None
     source, checkpoint = _checkpoint(source, model_dir, repository)
@@ -237,21 +265,31 @@ def serve(
         "threads": threads,
     }
     config = ServeConfig(
-        listen=listen,
+        settings=gateway_settings,
         model_repository=repository,
         model_dir=checkpoint,
         source=source,
         engine_settings={name: value for name, value in settings.items() if value is not None},
         triton_port=triton_port,
-        otlp_endpoint=otlp_endpoint,
-        grace_s=grace,
+        reread=(lambda: load(config_file, flags).settings) if config_file else None,
     )
     log = logging.StreamHandler()
     log.setFormatter(LogFormatter())
-    logging.basicConfig(level=logging.WARNING, handlers=[log])
+    logging.basicConfig(level=gateway_settings.log_level.upper(), handlers=[log])
     logging.getLogger(ENGINE_LOG).setLevel(logging.INFO)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         raise typer.Exit(runner.run(run_until_stopped(config)))
+
+
+def _flags(
+    listen: str | None, otlp_endpoint: str | None, grace_s: float | None, *, insecure: bool
+) -> dict[str, object]:
+    """The options that are settings of the gateway too, as far as they were given."""
+    found = {"listen": listen, "otlp_endpoint": otlp_endpoint, "grace_s": grace_s}
+    flags: dict[str, object] = {key: value for key, value in found.items() if value is not None}
+    if insecure:
+        flags["security"] = {"insecure": True}
+    return flags
 
 
 def _model_repository(given: Path | None) -> Path:

@@ -165,7 +165,7 @@ class Engine:
                 "running_rows": len(self._scheduler.running),
                 "waiting_rows": len(self._scheduler.waiting),
                 "kv_used_tokens": self._cache.used_blocks * BLOCK_TOKENS,
-                "kv_total_tokens": self._cache.total_blocks * BLOCK_TOKENS,
+                "kv_total_tokens": self.kv_total_tokens,
                 "emitted_tokens": totals.emitted_tokens,
                 "verify_steps": totals.verify_steps,
                 "drafted_tokens": totals.drafted_tokens,
@@ -278,6 +278,11 @@ class Engine:
     @property
     def kv_block_bytes(self) -> int:
         return self._cache.block_bytes
+
+    @property
+    def kv_total_tokens(self) -> int:
+        """What the KV cache holds, all rows together."""
+        return self._cache.total_blocks * BLOCK_TOKENS
 
     @property
     def max_batch_rows(self) -> int:

@@ -102,7 +102,7 @@ def _kind(handler: Any) -> tuple[Callable[..., Any], _Handler]:
 
 
 async def _fail(context: _Context, span: ServerSpan, error: DraftgateError) -> NoReturn:
-    span.end(error.code)
+    span.end(error.code, error.refusal.reason if error.refusal else "")
     await status.abort(context, error)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from draftgate.gateway.admission.config import AdmissionConfig
+from draftgate.gateway.auth.config import SecurityConfig
 from draftgate.upstream.buffer import BufferLimits
 
 __all__ = ["GatewayConfig"]
@@ -50,3 +52,7 @@ class GatewayConfig:
     """How long Triton may take to say whether it is ready."""
     flush_timeout_s: float = 3.0
     """How long a drain waits for the last spans to be exported."""
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    """How many generations are let in."""
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    """Who may call."""

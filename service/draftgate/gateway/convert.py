@@ -9,6 +9,7 @@ from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate._pb.draftgate.v1 import model_pb2
 from draftgate.contract import DraftSource, FinishReason
 from draftgate.errors import invalid_argument
+from draftgate.gateway.admission import Priority
 from draftgate.gateway.events import Event, Finished, Started, Token, Tokens
 from draftgate.gateway.once import Choice
 from draftgate.gateway.validate import GenerationInput
@@ -47,6 +48,11 @@ _VERIFICATIONS: Mapping[int, Verification | None] = {
     pb.VERIFICATION_REJECTION: Verification.REJECTION,
     pb.VERIFICATION_COUPLED: Verification.COUPLED,
 }
+_PRIORITIES: Mapping[int, Priority] = {
+    pb.PRIORITY_UNSPECIFIED: Priority.INTERACTIVE,
+    pb.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
+    pb.PRIORITY_BATCH: Priority.BATCH,
+}
 
 
 def generation_input(request: pb.GenerateRequest) -> GenerationInput:
@@ -67,6 +73,7 @@ def generation_input(request: pb.GenerateRequest) -> GenerationInput:
         stop=tuple(request.stop),
         n=request.n if request.HasField("n") else None,
         echo=request.echo,
+        priority=_priority(request.priority),
     )
 
 
@@ -133,6 +140,12 @@ def _verification(number: int) -> Verification | None:
     if number not in _VERIFICATIONS:
         raise invalid_argument("sampling.verification", number, ", ".join(pb.Verification.keys()))
     return _VERIFICATIONS[number]
+
+
+def _priority(number: int) -> Priority:
+    if number not in _PRIORITIES:
+        raise invalid_argument("priority", number, ", ".join(pb.Priority.keys()))
+    return _PRIORITIES[number]
 
 
 def _started(event: Started) -> pb.GenerationStarted:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 from draftgate.contract import FinishReason, GateReason
 from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.gateway.admission import Admission, Place
+from draftgate.gateway.admission.asking import ask_for
 from draftgate.gateway.events import Event, Finished, Started, Token, Tokens
 from draftgate.gateway.field_names import in_callers_words
 from draftgate.gateway.prompts import prompt_text
+from draftgate.gateway.tenant import ANONYMOUS, current_tenant
 from draftgate.gateway.token_text import TokenTexts
 from draftgate.gateway.validate import GenerationCall
 from draftgate.telemetry.report import GenerationReport
-from draftgate.telemetry.spans import OK, InferenceSpan, InferenceStart
+from draftgate.telemetry.spans import OK, InferenceSpan, InferenceStart, note_tenant, note_wait
 from draftgate.telemetry.tracing import Tracing
 from draftgate.text import StopStrings, Tokenizer
 from draftgate.upstream.client import Generation, TritonClient
@@ -64,12 +68,14 @@ class GenerationCore:
         self,
         client: TritonClient,
         tracing: Tracing,
+        admission: Admission,
         *,
         model_name: str,
         tokenizer: Tokenizer | None,
     ) -> None:
         self._client = client
         self._tracing = tracing
+        self._admission = admission
         self._model_name = model_name
         self._tokenizer = tokenizer
         self._running: dict[str, Generation] = {}
@@ -81,11 +87,22 @@ class GenerationCore:
     async def run(self, call: GenerationCall) -> AsyncIterator[Running]:
         """The events of one generation, to be used as `async with core.run(call) as events`.
 
-        Leaving early frees the engine's row. Iterating raises DraftgateError for whatever ended the
-        generation, after a `Finished` with what was done if there was anything. Raises
-        DraftgateError(UNAVAILABLE) while draining and DraftgateError(ALREADY_EXISTS) for an id that
-        is running.
+        Waits for a place if the server is full. Leaving early frees the engine's row. Iterating
+        raises DraftgateError for whatever ended the generation, after a `Finished` with what was
+        done if there was anything. Raises DraftgateError: UNAVAILABLE while draining,
+        ALREADY_EXISTS for an id that is running, and what `Admission.admitted` raises.
         """
+        ask = ask_for(call.request, current_tenant(), call.priority)
+        async with self._admission.admitted(ask) as place:
+            if ask.tenant is not ANONYMOUS:
+                note_tenant(ask.tenant.name)
+            if place.waited_s:
+                note_wait(ask.priority, place.waited_s)
+            async with self._run(_with_time_left(call, place.waited_s), place) as running:
+                yield running
+
+    @asynccontextmanager
+    async def _run(self, call: GenerationCall, place: Place) -> AsyncIterator[Running]:
         request = call.request
         self._admit(request)
         generation = self._client.generate(request)
@@ -116,6 +133,8 @@ class GenerationCore:
             raise
         finally:
             span.end(code, report)
+            if report.prompt_tokens:
+                place.used_tokens = report.prompt_tokens + report.output_tokens
             del self._running[request.request_id]
             if not self._running:
                 self._idle.set()
@@ -123,6 +142,7 @@ class GenerationCore:
     def drain(self) -> None:
         """Take no new generations from now on."""
         self._draining = True
+        self._admission.close()
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait for the running generations to end; False if some still run then."""
@@ -224,6 +244,15 @@ class GenerationCore:
         request = call.request
         ids = request.prompt.ids if isinstance(request.prompt, TokenPrompt) else ()
         return TokenTexts(self._tokenizer, ids[len(ids) - request.resume_len :])
+
+
+def _with_time_left(call: GenerationCall, waited_s: float) -> GenerationCall:
+    """The call with what its wait has left of its deadline."""
+    deadline_ms = call.request.deadline_ms
+    if deadline_ms is None:
+        return call
+    left_ms = max(1, deadline_ms - int(waited_s * 1000))
+    return replace(call, request=replace(call.request, deadline_ms=left_ms))
 
 
 def _deadline_s(request: GenerationRequest) -> float | None:

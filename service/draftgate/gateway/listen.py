@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
+import grpc
 import grpc.aio
 
 from draftgate.errors import DraftgateError, ErrorCode
@@ -12,20 +14,30 @@ from draftgate.errors import DraftgateError, ErrorCode
 __all__ = ["bind", "check_listen"]
 
 
-def bind(server: grpc.aio.Server, listen: str) -> int:
+def bind(
+    server: grpc.aio.Server,
+    listen: str,
+    credentials: grpc.ServerCredentials | None = None,
+    *,
+    insecure: bool = False,
+) -> int:
     """Let `server` listen on `listen`, host:port; the port it got.
 
-    Raises DraftgateError(FAILED_PRECONDITION) with one line that says what is wrong.
+    Without `credentials` it speaks clear text, beyond loopback only if `insecure`. Raises
+    DraftgateError(FAILED_PRECONDITION) with one line that says what is wrong.
     """
-    check_listen(listen)
+    check_listen(listen, secured=insecure or credentials is not None)
     try:
+        if credentials is not None:
+            return server.add_secure_port(listen, credentials)
         return server.add_insecure_port(listen)
     except RuntimeError as error:
         raise _unusable(listen, "the address is not usable") from error
 
 
-def check_listen(listen: str) -> None:
-    """Raise DraftgateError(FAILED_PRECONDITION) if nothing could listen on `listen` now.
+def check_listen(listen: str, *, secured: bool) -> None:
+    """Raise DraftgateError(FAILED_PRECONDITION) if nothing could listen on `listen` now, or if
+    other machines could reach it though it is not `secured`.
 
     gRPC says why only in its log, cuts ports to 16 bits, and is content with one of the addresses
     of a name even if the other one is taken.
@@ -37,6 +49,12 @@ def check_listen(listen: str) -> None:
         found = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise _unusable(listen, f"the host is unknown ({error.strerror})") from error
+    if not secured and not (host and all(_is_loopback(each[4][0]) for each in found)):
+        raise _unusable(
+            listen,
+            "other machines could reach it in clear text; set up TLS (security.tls in the "
+            "configuration), or allow it with --insecure",
+        )
     problems = [_bind_problem(family, address) for family, _, _, _, address in found]
     for problem in problems:
         if problem is not None and problem.errno == errno.EADDRINUSE:
@@ -45,6 +63,10 @@ def check_listen(listen: str) -> None:
     first = problems[0]
     if first is not None and None not in problems:
         raise _unusable(listen, first.strerror or str(first)) from first
+
+
+def _is_loopback(address: str | int) -> bool:
+    return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
 
 
 def _bind_problem(family: int, address: object) -> OSError | None:

@@ -35,6 +35,11 @@ class Readiness:
         self._reason = "the gateway is starting"
 
     @property
+    def ready(self) -> bool:
+        """Whether Triton can generate."""
+        return self._engine is not None
+
+    @property
     def engine(self) -> EngineDescription:
         """What is served. Raises DraftgateError(UNAVAILABLE) while Triton is not ready."""
         if self._engine is None:

@@ -21,6 +21,8 @@ from draftgate._pb.draftgate.v1 import (
     tokenizer_pb2_grpc,
 )
 from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.gateway.admission import Admission, Capacity
+from draftgate.gateway.auth import Authenticator, AuthInterceptor, ServerCertificates, ServerLimits
 from draftgate.gateway.boundary import CallBoundary
 from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.core import GenerationCore
@@ -28,6 +30,7 @@ from draftgate.gateway.gate import GateServicer
 from draftgate.gateway.generation import GenerationServicer
 from draftgate.gateway.health import HealthServicer
 from draftgate.gateway.listen import bind
+from draftgate.gateway.local import LocalClient
 from draftgate.gateway.model import ModelServicer
 from draftgate.gateway.readiness import Readiness
 from draftgate.gateway.session_servicer import SessionServicer
@@ -65,6 +68,9 @@ class Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
         self._port: int | None = None
+        self._certificates: ServerCertificates | None = None
+        self._authenticator: Authenticator | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def port(self) -> int:
@@ -73,12 +79,21 @@ class Gateway:
             raise DraftgateError(ErrorCode.FAILED_PRECONDITION, "the gateway is not running")
         return self._port
 
+    @property
+    def local(self) -> LocalClient:
+        """For calls of this process itself. Raises DraftgateError(FAILED_PRECONDITION) while the
+        gateway is not running."""
+        _ = self.port
+        return LocalClient(self.config, self._core, self._readiness)
+
     async def start(self) -> None:
         """Listen. It serves as soon as Triton is ready, and says so through its health service.
 
-        Raises DraftgateError(FAILED_PRECONDITION) if it cannot listen or read the tokenizer.
+        Raises DraftgateError if it cannot listen, or read the tokenizer, the certificate or the
+        tenants.
         """
         config = self.config
+        await asyncio.to_thread(self._read_security)
         tokenizer = (
             await asyncio.to_thread(Tokenizer.load, config.tokenizer_dir)
             if config.tokenizer_dir
@@ -96,10 +111,15 @@ class Gateway:
             self._client,
             interval_s=config.probe_interval_s,
             timeout_s=config.probe_timeout_s,
-            on_change=self._health.set_serving,
+            on_change=self._serving_changed,
         )
+        self._admission = Admission(config.admission)
         self._core = GenerationCore(
-            self._client, self._tracing, model_name=config.model_name, tokenizer=tokenizer
+            self._client,
+            self._tracing,
+            self._admission,
+            model_name=config.model_name,
+            tokenizer=tokenizer,
         )
         self._gate = GateServicer(self._client)
         self._sessions = SessionServicer(config, self._core, self._readiness)
@@ -107,13 +127,30 @@ class Gateway:
         self._boundary = CallBoundary(self._tracing, prefix="/draftgate.v1.")
         self._server = self._make_server()
         try:
-            self._port = bind(self._server, config.listen)
+            self._port = bind(
+                self._server,
+                config.listen,
+                self._certificates.credentials if self._certificates else None,
+                insecure=config.security.insecure,
+            )
         except DraftgateError:
             await self._server.stop(None)
             await self._close()
             raise
         await self._server.start()
-        self._watching = asyncio.create_task(self._readiness.watch())
+        self._tasks.add(asyncio.create_task(self._readiness.watch()))
+        if self._authenticator:
+            self._tasks.add(asyncio.create_task(self._authenticator.watch()))
+
+    def reload(self) -> None:
+        """Take up tenants, keys and certificates that have changed, now. Blocks to read files.
+
+        Raises DraftgateError naming the first file that is of no use: what it was before stands.
+        """
+        if self._authenticator:
+            self._authenticator.reload()
+        if self._certificates:
+            self._certificates.check()
 
     async def drain(self, grace_s: float) -> None:
         """Stop: not serving, no new work, streams finish within `grace_s`, the rest is cut.
@@ -131,17 +168,39 @@ class Gateway:
         self._sessions.drain()
         self._boundary.stopping = True
         await self._server.stop(_CUT_GRACE_S)
-        self._watching.cancel()
-        await asyncio.wait({self._watching})
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
         await self._close()
         self._port = None
+
+    def _serving_changed(self, serving: bool) -> None:
+        if serving:
+            engine = self._readiness.engine
+            self._admission.set_capacity(Capacity(engine.max_batch_rows, engine.kv_total_tokens))
+        self._health.set_serving(serving)
 
     async def _close(self) -> None:
         await self._client.close()
         await self._tracing.shutdown(self.config.flush_timeout_s)
 
+    def _read_security(self) -> None:
+        security = self.config.security
+        if security.tls:
+            self._certificates = ServerCertificates(security.tls)
+        if security.tenants_file:
+            self._authenticator = Authenticator(security)
+
     def _make_server(self) -> grpc.aio.Server:
-        server = grpc.aio.server(interceptors=[self._boundary], options=_SERVER_OPTIONS)
+        security = self.config.security
+        interceptors: list[grpc.aio.ServerInterceptor] = [self._boundary]
+        if self._authenticator:
+            auth = AuthInterceptor(self._authenticator, open_reflection=security.open_reflection)
+            interceptors.insert(0, auth)
+        server = grpc.aio.server(
+            interceptors=interceptors,
+            options=(*_SERVER_OPTIONS, *_limit_options(security.limits)),
+        )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(
             GenerationServicer(self.config, self._core, self._readiness), server
         )
@@ -155,3 +214,14 @@ class Gateway:
         health = "grpc.health.v1.Health"
         reflection.enable_server_reflection((*_SERVICES, health, reflection.SERVICE_NAME), server)
         return server
+
+
+def _limit_options(limits: ServerLimits) -> tuple[tuple[str, int], ...]:
+    return (
+        ("grpc.max_receive_message_length", limits.max_request_bytes),
+        # Between the two, gRPC would refuse some calls and not others.
+        ("grpc.max_metadata_size", limits.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", limits.max_metadata_bytes),
+        ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
+        ("grpc.max_allowed_incoming_connections", limits.max_connections),
+    )

@@ -10,6 +10,7 @@ import secrets
 from dataclasses import dataclass, replace
 
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
+from draftgate.gateway.admission import Priority
 from draftgate.gateway.config import GatewayConfig
 from draftgate.sampling import SamplingParams, check_token_ids
 from draftgate.text import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, ROLES, Message
@@ -51,6 +52,7 @@ class GenerationInput:
     stop: tuple[str, ...] = ()
     n: int | None = None
     echo: bool = False
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class GenerationCall:
     """Whether to return the prompt's text."""
     eos_token_ids: tuple[int, ...] = ()
     """The model's."""
+    priority: Priority = Priority.INTERACTIVE
 
 
 def check_model_name(field: str, name: str, config: GatewayConfig) -> None:
@@ -119,6 +122,7 @@ def check_generation(
         n=_checked_n(given.n, config),
         echo=given.echo,
         eos_token_ids=engine.eos_token_ids,
+        priority=given.priority,
     )
 
 

@@ -20,7 +20,7 @@ from draftgate.sampling import SamplingParams
 from draftgate.telemetry import attributes as names
 from draftgate.telemetry.report import GenerationReport
 
-__all__ = ["OK", "InferenceSpan", "InferenceStart", "ServerSpan"]
+__all__ = ["OK", "InferenceSpan", "InferenceStart", "ServerSpan", "note_tenant", "note_wait"]
 
 OK = "OK"
 
@@ -65,10 +65,24 @@ class ServerSpan:
         ):
             yield
 
-    def end(self, code: str) -> None:
-        """End with the name of the call's status."""
+    def end(self, code: str, refusal: str = "") -> None:
+        """End with the name of the call's status, and of the limit that turned it away, if any."""
+        if refusal:
+            self._span.set_attribute(names.ADMISSION_REFUSAL, refusal)
         self._span.set_attribute(names.RPC_STATUS_CODE, code)
         _end(self._span, code, is_error=code in _SERVER_ERRORS)
+
+
+def note_tenant(tenant: str) -> None:
+    """Note on the active span for whom the call is made."""
+    trace.get_current_span().set_attribute(names.TENANT, tenant)
+
+
+def note_wait(priority: str, waited_s: float) -> None:
+    """Note on the active span that the request had to wait for its start, and how long."""
+    trace.get_current_span().set_attributes(
+        {names.ADMISSION_PRIORITY: priority, names.ADMISSION_WAIT_S: waited_s}
+    )
 
 
 @dataclass(frozen=True)

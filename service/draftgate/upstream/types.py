@@ -135,6 +135,8 @@ class EngineDescription:
     """Empty when the engine does not speculate."""
     max_draft_len: int
     max_batch_rows: int
+    kv_total_tokens: int = 0
+    """What the KV cache holds, all rows together; 0 if the engine does not say."""
 
     @classmethod
     def from_json(cls, text: str) -> EngineDescription:
@@ -152,6 +154,7 @@ class EngineDescription:
             drafter=fields.text("drafter"),
             max_draft_len=fields.integer("max_draft_len"),
             max_batch_rows=fields.integer("max_batch_rows"),
+            kv_total_tokens=fields.integer("kv_total_tokens", 0),
         )
 
 
@@ -199,8 +202,8 @@ class _Fields:
             raise self._bad(f"{name} is not a boolean")
         return value
 
-    def integer(self, name: str) -> int:
-        value = self._values.get(name)
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self._values.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._bad(f"{name} is not an integer")
         return value

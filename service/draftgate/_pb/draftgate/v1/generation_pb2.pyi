@@ -19,6 +19,24 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Priority:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
+    PRIORITY_INTERACTIVE: _Priority.ValueType  # 1
+    PRIORITY_BATCH: _Priority.ValueType  # 2
+
+class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
+    """Who starts first while generations wait. Batch ones still get a small share of the starts."""
+
+PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
+PRIORITY_INTERACTIVE: Priority.ValueType  # 1
+PRIORITY_BATCH: Priority.ValueType  # 2
+Global___Priority: _TypeAlias = Priority  # noqa: Y015
+
 class _Verification:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -205,6 +223,7 @@ class GenerateRequest(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the served model; empty takes the one that is served."""
     request_id: _builtins.str
@@ -232,6 +251,8 @@ class GenerateRequest(_message.Message):
     """
     echo: _builtins.bool
     """Return the prompt's text in `started`."""
+    priority: Global___Priority.ValueType
+    """Whom it may keep waiting when the server is full; unspecified is interactive."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """A conversation, put through the model's chat template."""
@@ -267,10 +288,11 @@ class GenerateRequest(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         n: _builtins.int | None = ...,
         echo: _builtins.bool = ...,
+        priority: Global___Priority.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_len", b"_max_draft_len", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt", b"_prompt", "_resume_len", b"_resume_len", "max_draft_len", b"max_draft_len", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "resume_len", b"resume_len", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_len", b"_max_draft_len", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt", b"_prompt", "_resume_len", b"_resume_len", "echo", b"echo", "input_ids", b"input_ids", "max_draft_len", b"max_draft_len", "max_tokens", b"max_tokens", "messages", b"messages", "model", b"model", "n", b"n", "prompt", b"prompt", "request_id", b"request_id", "resume_len", b"resume_len", "return_drafts", b"return_drafts", "return_token_text", b"return_token_text", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_len", b"_max_draft_len", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt", b"_prompt", "_resume_len", b"_resume_len", "echo", b"echo", "input_ids", b"input_ids", "max_draft_len", b"max_draft_len", "max_tokens", b"max_tokens", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_len", b"resume_len", "return_drafts", b"return_drafts", "return_token_text", b"return_token_text", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_draft_len: _TypeAlias = _typing.Literal["max_draft_len"]  # noqa: Y015
     _WhichOneofArgType__max_draft_len: _TypeAlias = _typing.Literal["_max_draft_len", b"_max_draft_len"]  # noqa: Y015

@@ -1,0 +1,43 @@
+"""What a validated generation asks for."""
+
+from __future__ import annotations
+
+from draftgate.gateway.admission.desk import Ask
+from draftgate.gateway.admission.queue import Priority
+from draftgate.gateway.tenant import Tenant
+from draftgate.upstream.types import ChatPrompt, GenerationRequest, TextPrompt
+
+__all__ = ["ask_for"]
+
+_BYTES_PER_TOKEN = 4
+"""Of English text in UTF-8. Tokenising would cost more than refusing may; the true number is
+charged when it is known."""
+_TOKENS_PER_MESSAGE = 4
+"""What a chat template puts around a message."""
+
+
+def ask_for(request: GenerationRequest, tenant: Tenant, priority: Priority) -> Ask:
+    """The request as admission sees it."""
+    field, tokens = _prompt(request)
+    return Ask(
+        tenant=tenant,
+        priority=priority,
+        prompt_tokens=tokens,
+        prompt_field=field,
+        max_tokens=request.sampling.max_tokens - request.resume_len,
+        deadline_ms=request.deadline_ms,
+    )
+
+
+def _prompt(request: GenerationRequest) -> tuple[str, int]:
+    prompt = request.prompt
+    if isinstance(prompt, TextPrompt):
+        return "prompt", _text_tokens(prompt.text)
+    if isinstance(prompt, ChatPrompt):
+        found = [_text_tokens(each.content) + _TOKENS_PER_MESSAGE for each in prompt.messages]
+        return "messages", sum(found)
+    return "input_ids", len(prompt.ids)
+
+
+def _text_tokens(text: str) -> int:
+    return -(-len(text.encode()) // _BYTES_PER_TOKEN)

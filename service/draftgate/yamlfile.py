@@ -1,0 +1,67 @@
+"""Reading YAML files that people write, into checked models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from draftgate.errors import DraftgateError, ErrorCode
+
+__all__ = ["parse", "problems", "read_mapping"]
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+_MAX_BYTES = 4 * 2**20
+
+
+def read_mapping(path: Path) -> dict[str, object]:
+    """What a YAML file holds; nothing for an empty one.
+
+    Raises DraftgateError: NOT_FOUND for a file that cannot be read, INVALID_ARGUMENT for one that
+    is no YAML or no mapping.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise DraftgateError(
+            ErrorCode.NOT_FOUND, f"{path} cannot be read: {error.strerror}"
+        ) from error
+    if len(content) > _MAX_BYTES:
+        raise _bad(path, f"more than {_MAX_BYTES} bytes")
+    try:
+        found = yaml.safe_load(content)
+    except yaml.YAMLError as error:
+        # The error's own text shows the line, which may hold a secret.
+        mark = getattr(error, "problem_mark", None)
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise _bad(path, f"no YAML{place}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise _bad(path, "no mapping of names")
+    return found
+
+
+def parse(model: type[_Model], values: dict[str, object], path: Path) -> _Model:
+    """Raises DraftgateError(INVALID_ARGUMENT) naming every key of `path` that is wrong."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise _bad(path, problems(error)) from None
+
+
+def problems(error: ValidationError) -> str:
+    """What is wrong, without the values: they may be secrets."""
+    found = []
+    for each in error.errors(include_url=False, include_input=False, include_context=False):
+        key = ".".join(str(part) for part in each["loc"])
+        found.append(f"{key}: {each['msg']}" if key else each["msg"])
+    return "; ".join(found)
+
+
+def _bad(path: Path, problem: str) -> DraftgateError:
+    return DraftgateError(ErrorCode.INVALID_ARGUMENT, f"{path}: {problem}")
