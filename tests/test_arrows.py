@@ -10,7 +10,7 @@ import draftgate
 
 PACKAGE = Path(draftgate.__path__[0])
 
-EVERYONE = {"errors", "contract", "sampling", "jsonfile"}
+EVERYONE = {"errors", "contract", "sampling", "jsonfile", "totals"}
 """Leaves that anyone may import."""
 
 ALLOWED = {
@@ -18,6 +18,7 @@ ALLOWED = {
     "contract": set(),
     "sampling": {"errors"},
     "jsonfile": {"errors"},
+    "totals": set(),
     "text": EVERYONE,
     "speculation": EVERYONE,
     "checkpoint": EVERYONE,

@@ -17,6 +17,7 @@ from draftgate._pb.draftgate.v1 import (
     model_pb2_grpc,
 )
 from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.gateway import passthrough
 from draftgate.gateway.boundary import CallBoundary
 from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.core import GenerationCore
@@ -25,6 +26,8 @@ from draftgate.gateway.generation import GenerationServicer
 from draftgate.gateway.health import HealthServicer
 from draftgate.gateway.listen import bind
 from draftgate.gateway.model import ModelServicer
+from draftgate.gateway.passed_stream import StreamSettings
+from draftgate.gateway.passthrough import Passthrough
 from draftgate.gateway.readiness import Readiness
 from draftgate.telemetry.tracing import Tracing, configured_endpoint
 from draftgate.text import Tokenizer
@@ -36,6 +39,7 @@ _SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
     gate_pb2.DESCRIPTOR.services_by_name["GateService"].full_name,
+    passthrough.SERVICE,
 )
 
 _SERVER_OPTIONS = (
@@ -81,7 +85,10 @@ class Gateway:
             sample_ratio=config.trace_sample_ratio,
         )
         self._client = TritonClient(
-            TritonClientConfig(config.triton_target, limits=config.stream_limits)
+            TritonClientConfig(
+                config.triton_target, entry_model=config.entry, limits=config.stream_limits
+            ),
+            tokenizer,
         )
         self._health = HealthServicer(_SERVICES)
         self._readiness = Readiness(
@@ -94,6 +101,11 @@ class Gateway:
             self._client, self._tracing, model_name=config.model_name, tokenizer=tokenizer
         )
         self._gate = GateServicer(self._client)
+        self._passthrough = Passthrough(
+            lambda: self._client,
+            self._tracing,
+            StreamSettings(config.stream_limits, config.write_timeout_s),
+        )
         self._boundary = CallBoundary(self._tracing, prefix="/draftgate.v1.")
         self._server = self._make_server()
         try:
@@ -114,9 +126,11 @@ class Gateway:
             return
         self._health.drain()
         self._core.drain()
-        if not await self._core.wait_idle(grace_s):
+        self._passthrough.drain()
+        if not await self._idle(grace_s):
             self._core.cut()
-            await self._core.wait_idle(_CUT_GRACE_S)
+            self._passthrough.cut()
+            await self._idle(_CUT_GRACE_S)
         self._gate.drain()
         self._boundary.stopping = True
         await self._server.stop(_CUT_GRACE_S)
@@ -124,6 +138,14 @@ class Gateway:
         await asyncio.wait({self._watching})
         await self._close()
         self._port = None
+
+    async def _idle(self, timeout_s: float) -> bool:
+        """Wait for everything that runs to end; False if something still runs then."""
+        return all(
+            await asyncio.gather(
+                self._core.wait_idle(timeout_s), self._passthrough.wait_idle(timeout_s)
+            )
+        )
 
     async def _close(self) -> None:
         await self._client.close()
@@ -138,6 +160,7 @@ class Gateway:
             ModelServicer(self.config, self._readiness), server
         )
         gate_pb2_grpc.add_GateServiceServicer_to_server(self._gate, server)
+        server.add_generic_rpc_handlers((self._passthrough.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         health = "grpc.health.v1.Health"
         reflection.enable_server_reflection((*_SERVICES, health, reflection.SERVICE_NAME), server)
