@@ -26,8 +26,10 @@ class Outbox:
         self._wake = asyncio.Event()
 
     def put(self, response: bytes) -> None:
-        """Add a response; the stream fails with RESOURCE_EXHAUSTED if too much waits. Without
-        effect after `close` or `fail`."""
+        """Add a response. Without effect after `close` or `fail`.
+
+        Raises DraftgateError(RESOURCE_EXHAUSTED), and drops what waits, if too much does.
+        """
         if self._closed:
             return
         self._ready.append(response)
@@ -35,13 +37,10 @@ class Outbox:
         waiting = len(self._ready)
         if waiting > self._limits.max_chunks or self._bytes > self._limits.max_bytes:
             self._ready.clear()
-            self.fail(
-                DraftgateError(
-                    ErrorCode.RESOURCE_EXHAUSTED,
-                    f"the stream was read too slowly: {waiting} responses ({self._bytes} bytes)"
-                    f" waited, at most {self._limits.max_chunks} ({self._limits.max_bytes} bytes)"
-                    " may",
-                )
+            raise DraftgateError(
+                ErrorCode.RESOURCE_EXHAUSTED,
+                f"the stream was read too slowly: {waiting} responses ({self._bytes} bytes)"
+                f" waited, at most {self._limits.max_chunks} ({self._limits.max_bytes} bytes) may",
             )
         self._wake.set()
 

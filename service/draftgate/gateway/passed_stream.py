@@ -80,10 +80,7 @@ class PassedStream:
                 await self._write(context, response)
         finally:
             accepting.cancel()
-            # What is not delivered any more must not be added to, either.
-            self._outbox.close()
-            for each in tuple(self._running):
-                each.abandon()
+            self._fail_stream(DraftgateError(ErrorCode.CANCELLED, "the stream was left"))
 
     def drain(self) -> None:
         """Take no more requests; end as soon as none runs."""
@@ -92,7 +89,7 @@ class PassedStream:
 
     def cut(self) -> None:
         """End now, with UNAVAILABLE."""
-        self._outbox.fail(
+        self._fail_stream(
             DraftgateError(ErrorCode.UNAVAILABLE, "the server shut down during the request")
         )
 
@@ -100,14 +97,14 @@ class PassedStream:
         try:
             async for request in requests:
                 if isinstance(request, DraftgateError):
-                    self._outbox.fail(request)
+                    self._fail_stream(request)
                     return
                 await self._slots.acquire()
                 self._begin(request)
         except Exception:  # noqa: BLE001 - logged with its traceback
             # Not foreseen, but a stream whose requests nobody reads would wait for ever.
             _log.exception("reading the requests of a stream failed")
-            self._outbox.fail(DraftgateError(ErrorCode.INTERNAL, "internal error"))
+            self._fail_stream(DraftgateError(ErrorCode.INTERNAL, "internal error"))
             return
         self._half_closed = True
         self._end_if_done()
@@ -147,9 +144,9 @@ class PassedStream:
         if message:
             span.failed(in_tritons_words(message).code)
         if message and self._fails_with_status:
-            self._outbox.fail(in_tritons_words(message))
+            self._fail_stream(in_tritons_words(message))
         else:
-            self._outbox.put(response)
+            self._put(response)
 
     def _ended(self, raw: RawStream, span: PassedSpan, reading: asyncio.Task[None]) -> None:
         self._running.discard(raw)
@@ -165,9 +162,21 @@ class PassedStream:
 
     def _fail(self, request_id: str, error: DraftgateError) -> None:
         if self._fails_with_status:
-            self._outbox.fail(error)
+            self._fail_stream(error)
         else:
-            self._outbox.put(failure_response(request_id, error.message))
+            self._put(failure_response(request_id, error.message))
+
+    def _put(self, response: bytes) -> None:
+        try:
+            self._outbox.put(response)
+        except DraftgateError as error:
+            self._fail_stream(error)
+
+    def _fail_stream(self, error: DraftgateError) -> None:
+        """End the stream and at once all that runs, also while a write waits for the reader."""
+        self._outbox.fail(error)
+        for each in tuple(self._running):
+            each.abandon()
 
     def _end_if_done(self) -> None:
         if self._running:
@@ -175,7 +184,7 @@ class PassedStream:
         if self._half_closed:
             self._outbox.close()
         elif self._draining:
-            self._outbox.fail(DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
+            self._fail_stream(DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
 
     async def _write(self, context: _Context, response: bytes) -> None:
         try:

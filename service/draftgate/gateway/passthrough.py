@@ -62,9 +62,9 @@ class Passthrough:
         self._idle.set()
         self._draining = False
 
-    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def handler(self) -> grpc.GenericRpcHandler:
         """What a server registers."""
-        methods = {
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             name: grpc.unary_unary_rpc_method_handler(
                 self._boundary.around(f"{SERVICE}/{name}", self._passing(name)),
                 request_deserializer=_decoding(request.FromString),

@@ -82,7 +82,9 @@ class TritonClient:
         """How its models are spoken to; our own way until `find_profile` has looked."""
         self._channel = grpc.aio.insecure_channel(config.target, options=_CHANNEL_OPTIONS)
         self._stub = GRPCInferenceServiceStub(self._channel)
-        self._raw_stream = self._channel.stream_stream(f"{_SERVICE}/ModelStreamInfer")
+        self._raw_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = (
+            self._channel.stream_stream(f"{_SERVICE}/ModelStreamInfer")
+        )
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -199,7 +201,9 @@ class TritonClient:
 
         Raises DraftgateError with Triton's code and words.
         """
-        call = self._channel.unary_unary(f"{_SERVICE}/{method}")
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
+            f"{_SERVICE}/{method}"
+        )
         try:
             return bytes(await call(request, timeout=timeout_s, metadata=metadata))
         except grpc.aio.AioRpcError as error:

@@ -54,7 +54,7 @@ class TritonPythonModel:
                 set(request.requested_output_names()),
                 request.get_response_sender(),
             )
-            if work is self._play:
+            if work == self._play:
                 self._running.setdefault(request.request_id(), threading.Event())
             threading.Thread(target=work, args=arguments).start()
 
