@@ -10,7 +10,7 @@ import draftgate
 
 PACKAGE = Path(draftgate.__path__[0])
 
-EVERYONE = {"errors", "contract", "sampling", "jsonfile", "yamlfile"}
+EVERYONE = {"errors", "contract", "sampling", "jsonfile", "totals", "yamlfile"}
 """Leaves that anyone may import."""
 
 ALLOWED = {
@@ -18,6 +18,7 @@ ALLOWED = {
     "contract": set(),
     "sampling": {"errors"},
     "jsonfile": {"errors"},
+    "totals": set(),
     "yamlfile": {"errors"},
     "text": EVERYONE,
     "speculation": EVERYONE,

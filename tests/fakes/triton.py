@@ -169,6 +169,27 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unknown: {request.name}")
         return pb.ModelReadyResponse(ready=request.name not in self.not_ready_models)
 
+    async def ServerMetadata(  # noqa: N802
+        self, request: pb.ServerMetadataRequest, context: Any
+    ) -> pb.ServerMetadataResponse:
+        return pb.ServerMetadataResponse(name="triton", version="2.51.0")
+
+    async def ModelConfig(  # noqa: N802
+        self, request: pb.ModelConfigRequest, context: Any
+    ) -> pb.ModelConfigResponse:
+        if request.name not in _MODELS:
+            message = f"Request for unknown model: '{request.name}' is not found"
+            await context.abort(grpc.StatusCode.NOT_FOUND, message)
+        inputs, outputs = _MODELS[request.name]
+        config = pb.ModelConfig(name=request.name)
+        for spec in inputs:
+            config.input.add(
+                name=spec.name, data_type=_config_type(spec), dims=spec.dims, optional=spec.optional
+            )
+        for spec in outputs:
+            config.output.add(name=spec.name, data_type=_config_type(spec), dims=spec.dims)
+        return pb.ModelConfigResponse(config=config)
+
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Any) -> None:  # noqa: N802
         await context.abort(
             grpc.StatusCode.UNIMPLEMENTED,
@@ -305,6 +326,10 @@ def _completed(step: Step, index: int, finish_reason: str) -> dict[str, Any]:
     if index == 0:
         values |= {"prompt_len": 3, "cached_len": 1, "queue_us": 40, "prefill_us": 900}
     return values | dict(step.values)
+
+
+def _config_type(spec: TensorSpec) -> pb.DataType.ValueType:
+    return pb.DataType.Value(f"TYPE_{spec.dtype.name}")
 
 
 def _refusal(request: pb.ModelInferRequest) -> str:

@@ -27,7 +27,9 @@ async def test_events_come_in_order(client: Client) -> None:
     assert outcome.text == "Hello world"
     assert outcome.finished.finish_reason == pb.FINISH_REASON_LENGTH
     assert outcome.finished.usage == pb.Usage(prompt_tokens=3, output_tokens=2, cached_tokens=1)
-    assert outcome.finished.speculation == pb.Speculation()
+    assert outcome.finished.speculation == pb.Speculation(
+        verify_steps=0, drafted_tokens=0, accepted_tokens=0
+    )
 
 
 async def test_the_server_chooses_an_id(client: Client, triton: FakeTriton) -> None:

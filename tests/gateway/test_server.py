@@ -45,6 +45,7 @@ async def test_reflection_lists_every_service(client: Client) -> None:
         "draftgate.v1.TokenizerService",
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
+        "inference.GRPCInferenceService",
     }
     call = stub.ServerReflectionInfo()
     symbol = "draftgate.v1.GenerationService"

@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otl
 from draftgate._pb.draftgate.v1 import gate_pb2, gate_pb2_grpc
 from draftgate.text import Tokenizer
 from tests.conftest import DRAFTER_DIR
-from tests.support.gateway import Client
+from tests.support.gateway import Client, connected, running_gateway
 
 ROWS = 32
 LONGEST = 4
@@ -36,6 +36,8 @@ class Served:
     """Where its gateway listens."""
     triton: str
     """Where its Triton listens."""
+    collector: str
+    """Where its spans go."""
     spans: Spans
     """What it exports."""
     policy_file: Path
@@ -114,7 +116,7 @@ def served(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     try:
         address, triton = _addresses(process, log)
         set_policy(address, FIXED)
-        yield Served(address, triton, spans, policy_file)
+        yield Served(address, triton, f"127.0.0.1:{port}", spans, policy_file)
         process.terminate()
         assert process.wait(60) == 0, log.read_text()
     finally:
@@ -143,10 +145,27 @@ def _addresses(process: subprocess.Popen[bytes], log: Path) -> tuple[str, str]:
         pytest.fail(f"draftgate serve ended early:\n{text}")
 
 
-@pytest.fixture
-async def client(served: Served) -> AsyncIterator[Client]:
-    async with grpc.aio.insecure_channel(served.address) as channel:
-        yield Client(channel)
+@pytest.fixture(params=["ensemble", "engine"])
+async def client(
+    request: pytest.FixtureRequest, served: Served, checkpoint_dir: Path
+) -> AsyncIterator[Client]:
+    """Of the gateway as it is served, which enters at the ensemble, and of another one that enters
+    the same Triton's engine straight and makes the text itself."""
+    if request.param == "ensemble":
+        async with grpc.aio.insecure_channel(served.address) as channel:
+            yield Client(channel)
+        return
+    async with (
+        running_gateway(
+            served.triton,
+            entry="engine",
+            tokenizer_dir=checkpoint_dir,
+            otlp_endpoint=served.collector,
+        ) as gateway,
+        connected(gateway) as found,
+    ):
+        await found.wait_serving()
+        yield found
 
 
 @pytest.fixture(scope="session")

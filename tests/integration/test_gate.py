@@ -47,6 +47,13 @@ def as_it_was(served: Served) -> Iterator[None]:
     served.policy_file.unlink(missing_ok=True)
 
 
+@pytest.fixture
+async def client(served: Served) -> AsyncIterator[Client]:
+    """Of the gateway as it is served alone: where it enters makes no difference to the gate."""
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        yield Client(channel)
+
+
 def asked(index: int, **more: Any) -> dict[str, Any]:
     """A request for text that is quoted in part, so that both drafters have something to say."""
     content = f"Repeat twice: the quick brown fox number {index} jumps over the lazy dog."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -50,10 +51,12 @@ async def test_the_kinds_of_prompt_agree(client: Client, tokenizer: Tokenizer) -
     assert of_raw.text == of_ids.text
 
 
+@pytest.mark.parametrize("server", ["triton", "gateway"])
 async def test_a_stock_triton_client_streams_from_the_ensemble(
-    client: Client, served: Served
+    client: Client, served: Served, server: str
 ) -> None:
-    command = [sys.executable, str(EXAMPLE), "--target", served.triton]
+    target = served.triton if server == "triton" else served.address
+    command = [sys.executable, str(EXAMPLE), "--target", target]
     command += ["--prompt", "1, 2, 3, 4,", "--max-tokens", "12"]
     ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=120)
     assert ran.returncode == 0, ran.stderr.decode()
@@ -115,13 +118,14 @@ async def test_logprobs_are_the_targets(client: Client) -> None:
 
 
 async def test_a_trace_shows_the_acceptance(client: Client, served: Served) -> None:
+    request_id = f"traced-{secrets.token_hex(4)}"
     outcome = await client.generate(
-        request_id="traced",
+        request_id=request_id,
         messages=[pb.ChatMessage(role="user", content=QUOTE)],
         sampling=GREEDY,
         max_tokens=32,
     )
-    spans = await asyncio.to_thread(served.spans.of_request, "traced")
+    spans = await asyncio.to_thread(served.spans.of_request, request_id)
     total = outcome.finished.speculation
     inference = spans["client"]
     assert inference["draftgate.spec.num_spec_steps"] == total.verify_steps
@@ -151,10 +155,12 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.parametrize("server", ["triton", "gateway"])
 @pytest.mark.parametrize(("inputs", "field"), MALFORMED)
 async def test_a_stock_client_is_told_the_field_too(
-    served: Served, inputs: dict[str, Any], field: str
+    served: Served, inputs: dict[str, Any], field: str, server: str
 ) -> None:
+    target = served.triton if server == "triton" else served.address
     tensors = {"max_tokens": np.array([4], np.int32)}
     for name, value in inputs.items():
         if isinstance(value, bytes):
@@ -165,7 +171,7 @@ async def test_a_stock_client_is_told_the_field_too(
             tensors[name] = np.array([value])
 
     def ask() -> list[Any]:
-        return list(stream_infer(served.triton, "ensemble", tensors))
+        return list(stream_infer(target, "ensemble", tensors))
 
     with pytest.raises(InferError) as caught:
         await asyncio.to_thread(ask)

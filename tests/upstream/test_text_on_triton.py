@@ -14,8 +14,11 @@ import pytest
 import pytest_asyncio
 
 from draftgate.errors import DraftgateError, ErrorCode, from_wire
+from draftgate.sampling import SamplingParams
 from draftgate.text import Message, Tokenizer
+from draftgate.upstream.client import TritonClient, TritonClientConfig
 from draftgate.upstream.tritonserver import TritonServer, TritonServerConfig
+from draftgate.upstream.types import GenerationRequest, TextPrompt, TokenPrompt
 from tests.support.infer import InferError, infer, stream_infer
 
 pytestmark = [pytest.mark.triton, pytest.mark.asyncio(loop_scope="module")]
@@ -154,6 +157,43 @@ async def test_an_ensemble_streams_exact_text_in_order(
     for chunks in await asyncio.gather(*streams):
         assert [index for index, _ in chunks] == list(range(count + 1))
         assert "".join(text for _, text in chunks) == TEXT
+
+
+async def test_the_engine_entered_straight_gives_the_same_text(
+    server: TritonServer, tokenizer: Tokenizer
+) -> None:
+    emitted = tokenizer.encode_prompt(TEXT)
+    sampling = SamplingParams(max_tokens=len(emitted))
+    for prompt in (TextPrompt(TEXT), TokenPrompt(tuple(emitted))):
+        outcomes = []
+        for entry in ("ensemble", "engine"):
+            client = TritonClient(
+                TritonClientConfig(server.grpc_target, entry_model=entry), tokenizer
+            )
+            await client.find_profile(10.0)
+            assert client.profile.entry == entry
+            request = GenerationRequest("abc", prompt, sampling)
+            async with client.generate(request).started() as chunks:
+                outcomes.append([(chunk.text, chunk.token_ids) async for chunk in chunks])
+            await client.close()
+        at_ensemble, at_engine = outcomes
+        assert at_engine == at_ensemble
+        assert "".join(text for text, _ in at_engine) == TEXT
+
+
+@pytest.mark.parametrize("entry", ["ensemble", "engine"])
+async def test_a_prompt_without_tokens_is_refused_alike(
+    server: TritonServer, tokenizer: Tokenizer, entry: str
+) -> None:
+    client = TritonClient(TritonClientConfig(server.grpc_target, entry_model=entry), tokenizer)
+    await client.find_profile(10.0)
+    request = GenerationRequest("abc", TextPrompt(""), SamplingParams(max_tokens=1))
+    with pytest.raises(DraftgateError) as caught:
+        async with client.generate(request).started() as chunks:
+            await anext(chunks)
+    assert (caught.value.code, caught.value.field) == (ErrorCode.INVALID_ARGUMENT, "text_input")
+    assert "at least one token" in caught.value.message
+    await client.close()
 
 
 async def test_a_bad_prompt_is_told_through_the_ensemble(server: TritonServer) -> None:

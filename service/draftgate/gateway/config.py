@@ -22,6 +22,10 @@ class GatewayConfig:
     """The name under which clients ask for the served model."""
     listen: str = "127.0.0.1:50051"
     """Address to serve on, host:port; port 0 takes a free one."""
+    entry: str | None = None
+    """The Triton model that generations are sent to; None takes the usual one that is there:
+    `ensemble`, `tensorrt_llm_bls` or `tensorrt_llm`. A model that takes and gives ids, as `engine`
+    and `tensorrt_llm` do, gets its text made in the gateway, which needs `tokenizer_dir`."""
     tokenizer_dir: Path | None = None
     """Folder with the model's tokenizer; without it the text of single tokens is not available."""
     otlp_endpoint: str | None = None

@@ -197,9 +197,9 @@ def _finished(event: Finished) -> pb.GenerationFinished:
     message = pb.GenerationFinished(
         finish_reason=_FINISH_REASONS.get(event.finish_reason, pb.FINISH_REASON_UNSPECIFIED),
         usage=pb.Usage(
-            prompt_tokens=report.prompt_tokens,
-            output_tokens=report.output_tokens,
-            cached_tokens=report.cached_tokens,
+            prompt_tokens=report.totals.prompt_tokens,
+            output_tokens=report.totals.output_tokens,
+            cached_tokens=report.cached_tokens if report.told is None else None,
         ),
         speculation=_speculation(report),
     )
@@ -212,11 +212,15 @@ def _finished(event: Finished) -> pb.GenerationFinished:
     return message
 
 
-def _speculation(report: GenerationReport) -> pb.Speculation:
+def _speculation(report: GenerationReport) -> pb.Speculation | None:
+    totals = report.totals
+    if totals.accepted_tokens is None:
+        return None
     return pb.Speculation(
-        verify_steps=report.verify_steps,
-        drafted_tokens=report.drafted_tokens,
-        accepted_tokens=report.accepted_tokens,
+        verify_steps=totals.verify_steps,
+        drafted_tokens=totals.drafted_tokens,
+        accepted_tokens=totals.accepted_tokens,
+        derived=totals.derived,
         acceptance_rate=report.acceptance_rate,
         mean_acceptance_length=report.mean_acceptance_length,
     )

@@ -42,7 +42,9 @@ _FAILED_ENDS: Mapping[str, tuple[ErrorCode, str]] = {
     FinishReason.CANCELLED: (ErrorCode.CANCELLED, "the generation was stopped"),
 }
 
-_NO_PROMPT_REPORT = PromptReport(prompt_tokens=0, cached_tokens=0, queue_us=0, prefill_us=0)
+_NO_PROMPT_REPORT = PromptReport(
+    prompt_tokens=None, cached_tokens=None, queue_us=None, prefill_us=None
+)
 
 
 class Running:
@@ -263,8 +265,9 @@ def _deadline_s(request: GenerationRequest) -> float | None:
 
 def _count(report: GenerationReport, chunk: Chunk) -> None:
     if chunk.prompt is not None:
-        report.prompt_tokens = chunk.prompt.prompt_tokens
-        report.cached_tokens = chunk.prompt.cached_tokens
+        report.prompt_tokens = chunk.prompt.prompt_tokens or 0
+        report.cached_tokens = chunk.prompt.cached_tokens or 0
+    report.told = chunk.totals
     report.output_tokens += len(chunk.token_ids)
     report.finish_reason = chunk.finish_reason
     for step in chunk.steps:

@@ -59,6 +59,9 @@ class Readiness:
 
     async def _look(self) -> EngineDescription | None:
         try:
+            if self._engine is None:
+                # It may be another server than before, with other models.
+                await self._client.find_profile(self._timeout_s)
             reason = await not_ready_reason(self._client, self._timeout_s)
             if not reason:
                 return self._engine or await self._client.describe()

@@ -21,6 +21,7 @@ from draftgate._pb.draftgate.v1 import (
     tokenizer_pb2_grpc,
 )
 from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.gateway import passthrough
 from draftgate.gateway.admission import Admission, Capacity
 from draftgate.gateway.auth import Authenticator, AuthInterceptor, ServerCertificates, ServerLimits
 from draftgate.gateway.boundary import CallBoundary
@@ -32,6 +33,8 @@ from draftgate.gateway.health import HealthServicer
 from draftgate.gateway.listen import bind
 from draftgate.gateway.local import LocalClient
 from draftgate.gateway.model import ModelServicer
+from draftgate.gateway.passed_stream import StreamSettings
+from draftgate.gateway.passthrough import Passthrough
 from draftgate.gateway.readiness import Readiness
 from draftgate.gateway.session_servicer import SessionServicer
 from draftgate.gateway.tokenizer import TokenizerServicer
@@ -47,6 +50,7 @@ _SERVICES = (
     gate_pb2.DESCRIPTOR.services_by_name["GateService"].full_name,
     session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
     tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name,
+    passthrough.SERVICE,
 )
 
 _SERVER_OPTIONS = (
@@ -57,6 +61,9 @@ _SERVER_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
+
+_UNKNOWN_ROWS = 64
+"""Generations that run at once where the engine does not tell how many it takes."""
 
 _CUT_GRACE_S = 1.0
 """How long cut calls have to send their last event and status."""
@@ -104,7 +111,10 @@ class Gateway:
             sample_ratio=config.trace_sample_ratio,
         )
         self._client = TritonClient(
-            TritonClientConfig(config.triton_target, limits=config.stream_limits)
+            TritonClientConfig(
+                config.triton_target, entry_model=config.entry, limits=config.stream_limits
+            ),
+            tokenizer,
         )
         self._health = HealthServicer(_SERVICES)
         self._readiness = Readiness(
@@ -124,6 +134,11 @@ class Gateway:
         self._gate = GateServicer(self._client)
         self._sessions = SessionServicer(config, self._core, self._readiness)
         self._tokenizing = TokenizerServicer(config, tokenizer)
+        self._passthrough = Passthrough(
+            lambda: self._client,
+            self._tracing,
+            StreamSettings(config.stream_limits, config.write_timeout_s),
+        )
         self._boundary = CallBoundary(self._tracing, prefix="/draftgate.v1.")
         self._server = self._make_server()
         try:
@@ -161,9 +176,11 @@ class Gateway:
             return
         self._health.drain()
         self._core.drain()
-        if not await self._core.wait_idle(grace_s):
+        self._passthrough.drain()
+        if not await self._idle(grace_s):
             self._core.cut()
-            await self._core.wait_idle(_CUT_GRACE_S)
+            self._passthrough.cut()
+            await self._idle(_CUT_GRACE_S)
         self._gate.drain()
         self._sessions.drain()
         self._boundary.stopping = True
@@ -177,8 +194,17 @@ class Gateway:
     def _serving_changed(self, serving: bool) -> None:
         if serving:
             engine = self._readiness.engine
-            self._admission.set_capacity(Capacity(engine.max_batch_rows, engine.kv_total_tokens))
+            rows = engine.max_batch_rows or _UNKNOWN_ROWS
+            self._admission.set_capacity(Capacity(rows, engine.kv_total_tokens))
         self._health.set_serving(serving)
+
+    async def _idle(self, timeout_s: float) -> bool:
+        """Wait for everything that runs to end; False if something still runs then."""
+        return all(
+            await asyncio.gather(
+                self._core.wait_idle(timeout_s), self._passthrough.wait_idle(timeout_s)
+            )
+        )
 
     async def _close(self) -> None:
         await self._client.close()
@@ -210,6 +236,7 @@ class Gateway:
         gate_pb2_grpc.add_GateServiceServicer_to_server(self._gate, server)
         session_pb2_grpc.add_SessionServiceServicer_to_server(self._sessions, server)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self._tokenizing, server)
+        server.add_generic_rpc_handlers((self._passthrough.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         health = "grpc.health.v1.Health"
         reflection.enable_server_reflection((*_SERVICES, health, reflection.SERVICE_NAME), server)

@@ -102,7 +102,7 @@ def check_generation(
     sampling = replace(given.sampling, max_tokens=max_tokens)
     if sampling.max_draft_len is not None and sampling.max_draft_len < 0:
         raise invalid_argument("max_draft_len", sampling.max_draft_len, "an integer from 0")
-    sampling.validate(vocab_size=engine.vocab_size, prefix="sampling.")
+    sampling.validate(vocab_size=engine.vocab_limit, prefix="sampling.")
     if given.return_token_text and config.tokenizer_dir is None:
         raise invalid_argument("return_token_text", True, "false: this server has no tokenizer")
     _check_stop(given.stop)
@@ -209,12 +209,12 @@ def _checked_prompt(
     if given.messages:
         _check_messages(given.messages, config, has_chat_template=engine.has_chat_template)
         return ChatPrompt(given.messages)
-    longest = engine.max_sequence_tokens - 1
+    longest = engine.sequence_limit - 1
     if len(given.input_ids) > longest:
         raise invalid_argument(
             "input_ids", f"{len(given.input_ids)} ids", f"at most {longest}: one has to be emitted"
         )
-    check_token_ids("input_ids", given.input_ids, engine.vocab_size)
+    check_token_ids("input_ids", given.input_ids, engine.vocab_limit)
     return TokenPrompt(given.input_ids)
 
 
@@ -259,7 +259,7 @@ def _check_length(field: str, length_bytes: int, config: GatewayConfig) -> None:
 def _checked_max_tokens(
     given: GenerationInput, config: GatewayConfig, engine: EngineDescription
 ) -> int:
-    limit = engine.max_sequence_tokens
+    limit = engine.sequence_limit
     if given.max_tokens is None:
         return min(config.default_max_tokens, limit)
     if not 1 <= given.max_tokens <= limit:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from draftgate.totals import Totals
+
 __all__ = ["GenerationReport"]
 
 
@@ -21,6 +23,22 @@ class GenerationReport:
     accepted_tokens: int = 0
     histogram: list[int] = field(default_factory=list)
     """At index n the number of verify steps that accepted n drafts."""
+    told: Totals | None = None
+    """What an engine said that tells no single tokens and steps. It then stands in the place of
+    what was counted here, which is nothing."""
+
+    @property
+    def totals(self) -> Totals:
+        """What is known, and what is not."""
+        if self.told is not None:
+            return self.told
+        return Totals(
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
+            verify_steps=self.verify_steps,
+        )
 
     @property
     def verify_steps(self) -> int:
@@ -28,13 +46,19 @@ class GenerationReport:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """accepted / drafted; None when nothing was drafted."""
-        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+        """accepted / drafted; None when nothing was drafted or one of the two is not known."""
+        totals = self.totals
+        if totals.accepted_tokens is None or not totals.drafted_tokens:
+            return None
+        return totals.accepted_tokens / totals.drafted_tokens
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """1 + accepted / verify steps; None without a verify step."""
-        return 1 + self.accepted_tokens / self.verify_steps if self.verify_steps else None
+        """1 + accepted / verify steps; None without a verify step or if one is not known."""
+        totals = self.totals
+        if totals.accepted_tokens is None or not totals.verify_steps:
+            return None
+        return 1 + totals.accepted_tokens / totals.verify_steps
 
     def add_step(self, drafted: int, accepted: int) -> None:
         """Count one engine step; one that drafted nothing is no verify step."""

@@ -20,7 +20,16 @@ from draftgate.sampling import SamplingParams
 from draftgate.telemetry import attributes as names
 from draftgate.telemetry.report import GenerationReport
 
-__all__ = ["OK", "InferenceSpan", "InferenceStart", "ServerSpan", "note_tenant", "note_wait"]
+__all__ = [
+    "OK",
+    "InferenceSpan",
+    "InferenceStart",
+    "PassedSpan",
+    "PassedStart",
+    "ServerSpan",
+    "note_tenant",
+    "note_wait",
+]
 
 OK = "OK"
 
@@ -118,11 +127,7 @@ class InferenceSpan:
 
         Triton records whatever comes with a context and ignores its sampled bit.
         """
-        if not self._span.get_span_context().trace_flags.sampled:
-            return ()
-        carrier: dict[str, str] = {}
-        _W3C.inject(carrier, trace.set_span_in_context(self._span))
-        return tuple(carrier.items())
+        return _metadata(self._span)
 
     def chunk(self) -> None:
         """A chunk came."""
@@ -135,14 +140,88 @@ class InferenceSpan:
             self._span.set_attributes(_end_attributes(report))
             if self._first_chunk_s is not None:
                 self._span.set_attributes(
-                    {
-                        names.GEN_AI_USAGE_INPUT_TOKENS: report.prompt_tokens,
-                        names.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: report.cached_tokens,
-                        names.GEN_AI_RESPONSE_MODEL: self._model,
-                        names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK: self._first_chunk_s,
-                    }
+                    _known(
+                        {
+                            names.GEN_AI_USAGE_INPUT_TOKENS: report.totals.prompt_tokens,
+                            names.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: (
+                                report.cached_tokens if report.told is None else None
+                            ),
+                            names.GEN_AI_RESPONSE_MODEL: self._model,
+                            names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK: self._first_chunk_s,
+                        }
+                    )
                 )
         _end(self._span, code, is_error=code != OK)
+
+
+@dataclass(frozen=True)
+class PassedStart:
+    """What is known when a request is passed on."""
+
+    model: str
+    request_id: str
+    """The client's; may be empty."""
+    upstream_request_id: str
+    server: str
+    """Address of the model server, host:port."""
+
+
+class PassedSpan:
+    """The span of one request that is passed on to the model server unread."""
+
+    def __init__(self, tracer: trace.Tracer, start: PassedStart) -> None:
+        """The active span becomes its parent."""
+        self._responses = 0
+        self._failure: str | None = None
+        self._span = tracer.start_span(f"infer {_shown(start.model)}", kind=trace.SpanKind.CLIENT)
+        if self._span.is_recording():
+            self._span.set_attributes(
+                {
+                    names.GEN_AI_REQUEST_MODEL: _shown(start.model),
+                    names.GEN_AI_RESPONSE_ID: _shown(start.request_id),
+                    names.UPSTREAM_REQUEST_ID: _shown(start.upstream_request_id),
+                    **_server_attributes(start.server),
+                }
+            )
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The trace context for the model server; empty unless the request is sampled."""
+        return _metadata(self._span)
+
+    def response(self) -> None:
+        """A response came."""
+        self._responses += 1
+
+    def failed(self, code: str) -> None:
+        """A response said that the request failed."""
+        self._failure = code
+
+    def end(self, code: str) -> None:
+        """End with the name of the call's status, or what a response told before."""
+        code = self._failure or code
+        self._span.set_attribute(names.RESPONSES, self._responses)
+        _end(self._span, code, is_error=code != OK)
+
+
+def _metadata(span: trace.Span) -> tuple[tuple[str, str], ...]:
+    if not span.get_span_context().trace_flags.sampled:
+        return ()
+    carrier: dict[str, str] = {}
+    _W3C.inject(carrier, trace.set_span_in_context(span))
+    return tuple(carrier.items())
+
+
+def _shown(text: str) -> str:
+    """What a client calls something, kept short."""
+    return text if len(text) <= 128 else text[:125] + "..."
+
+
+def _server_attributes(server: str) -> dict[str, AttributeValue]:
+    address, _, port = server.rpartition(":")
+    found: dict[str, AttributeValue] = {names.SERVER_ADDRESS: address}
+    if port.isdecimal():
+        found[names.SERVER_PORT] = int(port)
+    return found
 
 
 def _end(span: trace.Span, code: str, *, is_error: bool) -> None:
@@ -154,7 +233,6 @@ def _end(span: trace.Span, code: str, *, is_error: bool) -> None:
 
 def _start_attributes(start: InferenceStart) -> Mapping[str, AttributeValue]:
     sampling = start.sampling
-    address, _, port = start.server.rpartition(":")
     found: dict[str, AttributeValue] = {
         names.GEN_AI_OPERATION_NAME: start.operation,
         names.GEN_AI_PROVIDER_NAME: "draftgate",
@@ -168,10 +246,8 @@ def _start_attributes(start: InferenceStart) -> Mapping[str, AttributeValue]:
         names.GEN_AI_REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,
         names.GEN_AI_RESPONSE_ID: start.request_id,
         names.UPSTREAM_REQUEST_ID: start.upstream_request_id,
-        names.SERVER_ADDRESS: address,
+        **_server_attributes(start.server),
     }
-    if port.isdecimal():
-        found[names.SERVER_PORT] = int(port)
     # Attribute integers are signed 64-bit; a larger seed would make the whole export fail.
     if sampling.seed is not None and sampling.seed < 2**63:
         found[names.GEN_AI_REQUEST_SEED] = sampling.seed
@@ -179,17 +255,26 @@ def _start_attributes(start: InferenceStart) -> Mapping[str, AttributeValue]:
 
 
 def _end_attributes(report: GenerationReport) -> Mapping[str, AttributeValue]:
-    found: dict[str, AttributeValue] = {
-        names.GEN_AI_USAGE_OUTPUT_TOKENS: report.output_tokens,
-        names.SPEC_NUM_SPEC_STEPS: report.verify_steps,
-        names.SPEC_NUM_DRAFT_TOKENS: report.drafted_tokens,
-        names.SPEC_NUM_ACCEPTED_DRAFT_TOKENS: report.accepted_tokens,
-        names.SPEC_ACCEPTANCE_HISTOGRAM: tuple(report.histogram),
-    }
-    if report.finish_reason:
-        found[names.GEN_AI_RESPONSE_FINISH_REASONS] = (report.finish_reason,)
-    if report.acceptance_rate is not None:
-        found[names.SPEC_DRAFT_ACCEPTANCE_RATE] = report.acceptance_rate
-    if report.mean_acceptance_length is not None:
-        found[names.SPEC_MEAN_ACCEPTANCE_LENGTH] = report.mean_acceptance_length
-    return found
+    totals = report.totals
+    return _known(
+        {
+            names.GEN_AI_USAGE_OUTPUT_TOKENS: totals.output_tokens,
+            names.SPEC_NUM_SPEC_STEPS: totals.verify_steps,
+            names.SPEC_NUM_DRAFT_TOKENS: totals.drafted_tokens,
+            names.SPEC_NUM_ACCEPTED_DRAFT_TOKENS: totals.accepted_tokens,
+            names.SPEC_DERIVED: totals.derived or None,
+            names.SPEC_ACCEPTANCE_HISTOGRAM: (
+                tuple(report.histogram) if report.told is None else None
+            ),
+            names.GEN_AI_RESPONSE_FINISH_REASONS: (
+                (report.finish_reason,) if report.finish_reason else None
+            ),
+            names.SPEC_DRAFT_ACCEPTANCE_RATE: report.acceptance_rate,
+            names.SPEC_MEAN_ACCEPTANCE_LENGTH: report.mean_acceptance_length,
+        }
+    )
+
+
+def _known(values: Mapping[str, AttributeValue | None]) -> Mapping[str, AttributeValue]:
+    """Without what is None: an attribute that is not there is not known."""
+    return {name: value for name, value in values.items() if value is not None}

@@ -15,8 +15,10 @@ import grpc.aio
 from draftgate._pb.inference import grpc_service_pb2 as pb
 from draftgate._pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.text import Tokenizer
 from draftgate.upstream import failures, requests, responses
 from draftgate.upstream.buffer import BufferLimits, ChunkBuffer
+from draftgate.upstream.profiles import DraftgateProfile, ModelView, Profile, detect
 from draftgate.upstream.types import Chunk, EngineCounters, EngineDescription, GenerationRequest
 
 __all__ = ["Generation", "TritonClient", "TritonClientConfig"]
@@ -35,6 +37,8 @@ _REFUSALS = frozenset(
         ErrorCode.UNIMPLEMENTED,
     }
 )
+
+_SERVICE = "/inference.GRPCInferenceService"
 
 # Triton answers pings more frequent than one in 300 s with GOAWAY, which ends every stream.
 _CHANNEL_OPTIONS = (
@@ -55,6 +59,8 @@ class TritonClientConfig:
 
     target: str
     """Its gRPC address, host:port."""
+    entry_model: str | None = None
+    """The model that generations are sent to; None takes the usual one of those that are there."""
     limits: BufferLimits = field(default_factory=BufferLimits)
     """How far the consumer of a generation may lag behind."""
     control_timeout_s: float = 10.0
@@ -68,10 +74,17 @@ class TritonClientConfig:
 class TritonClient:
     """Needs a running event loop; `close` it from the same one."""
 
-    def __init__(self, config: TritonClientConfig) -> None:
+    def __init__(self, config: TritonClientConfig, tokenizer: Tokenizer | None = None) -> None:
+        """tokenizer: for models that take and give ids, so that callers may give and get text."""
         self.config = config
+        self._tokenizer = tokenizer
+        self.profile: Profile = DraftgateProfile()
+        """How its models are spoken to; our own way until `find_profile` has looked."""
         self._channel = grpc.aio.insecure_channel(config.target, options=_CHANNEL_OPTIONS)
         self._stub = GRPCInferenceServiceStub(self._channel)
+        self._raw_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = (
+            self._channel.stream_stream(f"{_SERVICE}/ModelStreamInfer")
+        )
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -82,17 +95,31 @@ class TritonClient:
 
     def generate(self, request: GenerationRequest) -> Generation:
         """A generation, not started yet: `async with client.generate(...).started() as chunks`."""
-        return Generation(self, request)
+        return Generation(self, request, self.profile)
 
-    async def stop(self, wire_id: str) -> None:
-        """End the generation that runs under `wire_id`; unknown ids do no harm.
+    async def find_profile(self, timeout_s: float) -> Profile:
+        """Look which models there are and how they are spoken to.
+
+        Raises DraftgateError: FAILED_PRECONDITION if there are none of a known kind, else what
+        kept it from looking.
+        """
+        self.profile = await detect(
+            lambda model: self._view(model, timeout_s), self.config.entry_model, self._tokenizer
+        )
+        return self.profile
+
+    async def stop(self, request: pb.ModelInferRequest) -> None:
+        """Send a profile's stop request.
 
         Raises DraftgateError if the engine did not acknowledge it in time.
         """
-        await self._ask(requests.stop_request(wire_id), self.config.stop_timeout_s)
+        await self._ask(request, self.config.stop_timeout_s)
 
     async def describe(self) -> EngineDescription:
         """What the engine serves. Raises DraftgateError."""
+        known = self.profile.description
+        if known is not None:
+            return known
         return EngineDescription.from_json(await self._control("describe"))
 
     async def counters(self) -> EngineCounters:
@@ -132,6 +159,18 @@ class TritonClient:
             raise failures.from_rpc_error(error) from error
         return answer.ready
 
+    async def _view(self, model: str, timeout_s: float) -> ModelView | None:
+        """What Triton says of a model; None if it has no such model."""
+        request = pb.ModelConfigRequest(name=model)
+        try:
+            answer = await self._stub.ModelConfig(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            failure = failures.from_rpc_error(error)
+            if failure.code is ErrorCode.NOT_FOUND:
+                return None
+            raise failure from error
+        return ModelView.of(answer.config)
+
     async def stream_infer(
         self, request: pb.ModelInferRequest, metadata: Sequence[tuple[str, str]] = ()
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
@@ -150,6 +189,44 @@ class TritonClient:
         finally:
             call.cancel()  # Without effect once the RPC is over.
 
+    async def call_raw(
+        self,
+        method: str,
+        request: bytes,
+        *,
+        timeout_s: float | None,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> bytes:
+        """What Triton answers to a call with one request and one response, unread.
+
+        Raises DraftgateError with Triton's code and words.
+        """
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
+            f"{_SERVICE}/{method}"
+        )
+        try:
+            return bytes(await call(request, timeout=timeout_s, metadata=metadata))
+        except grpc.aio.AioRpcError as error:
+            raise failures.as_told(error) from error
+
+    async def stream_raw(
+        self, request: bytes, metadata: Sequence[tuple[str, str]]
+    ) -> AsyncIterator[bytes]:
+        """What Triton streams back for one request, unread, to the end of the RPC.
+
+        Raises DraftgateError with Triton's code and words.
+        """
+        call = self._raw_stream(metadata=metadata)
+        try:
+            await call.write(request)
+            await call.done_writing()
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise failures.as_told(error) from error
+        finally:
+            call.cancel()  # Without effect once the RPC is over.
+
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run `work` to its end, which `close` waits for."""
         task = asyncio.create_task(work)
@@ -158,6 +235,12 @@ class TritonClient:
         return task
 
     async def _control(self, op: str, **arguments: object) -> str:
+        if self.profile.description is not None:
+            raise DraftgateError(
+                ErrorCode.UNIMPLEMENTED,
+                f"the models behind this gateway ({self.profile.name}) have no gate and no other"
+                " control plane",
+            )
         request = requests.control_request(f"control-{secrets.token_hex(8)}", op, arguments)
         answers = await self._ask(request, self.config.control_timeout_s)
         for answer in answers:
@@ -187,14 +270,16 @@ class Generation:
     Leaving before the last chunk, for whatever reason, frees the engine's row: an ensemble does
     not hand a cancelled RPC on to its running step, so the engine is told with a `stop` request.
     Only a request that was refused has no row. The RPC itself is read to its end, because Triton
-    may crash on an early cancel.
+    may crash on an early cancel; it is cancelled where the models know no other way.
     """
 
-    def __init__(self, client: TritonClient, request: GenerationRequest) -> None:
+    def __init__(self, client: TritonClient, request: GenerationRequest, profile: Profile) -> None:
         self._client = client
         # A caller may use its id again at once, and a late stop must not end the new generation.
         self.wire_id = f"{request.request_id}-{secrets.token_hex(4)}"
-        self._request = requests.generation_request(request, self.wire_id)
+        self._profile = profile
+        self._request = request
+        self._reader = profile.reader(request)
         self._buffer = ChunkBuffer(client.config.limits)
         self._leave = asyncio.timeout(None)
         self._reading: asyncio.Task[None] | None = None
@@ -215,7 +300,8 @@ class Generation:
         return self
 
     async def __anext__(self) -> Chunk:
-        """Raises DraftgateError for whatever ended the generation early."""
+        """Raises DraftgateError for whatever ended the generation early, or kept it from starting:
+        UNIMPLEMENTED or INVALID_ARGUMENT naming what is asked for that the models cannot do."""
         chunk = await self._buffer.get()
         if chunk is None:
             raise StopAsyncIteration
@@ -243,7 +329,10 @@ class Generation:
         """Read the RPC to its end; once nobody wants the chunks any more, for a bounded time."""
         try:
             async with self._leave:
-                async for response in self._client.stream_infer(self._request, metadata):
+                request = await self._profile.generation(self._request, self.wire_id)
+                if self._stopping:
+                    return  # Nobody waits any more, and the stop has passed already.
+                async for response in self._client.stream_infer(request, metadata):
                     self._take(response)
         except TimeoutError:
             _log.warning("generation %s: Triton did not end its stream", self.wire_id)
@@ -254,25 +343,42 @@ class Generation:
             _log.exception("generation %s: reading it failed", self.wire_id)
             self._fail(DraftgateError(ErrorCode.INTERNAL, "the gateway failed to read a response"))
         else:
-            self._fail(responses.broken("the stream ended without a finish reason"))
+            self._take_end()
 
     def _take(self, response: pb.ModelStreamInferResponse) -> None:
         if self._buffer.ended:
             return
         if response.error_message:
             self._fail_upstream(failures.from_text(response.error_message))
-        elif responses.has_outputs(response.infer_response):
-            self._began = True
+        else:
+            self._began = self._began or responses.has_outputs(response.infer_response)
             try:
-                self._buffer.put(responses.parse_chunk(response.infer_response))
+                self._put(self._reader.read(response.infer_response))
             except DraftgateError as error:
                 self._fail(error)
         if self._buffer.finished or self._refused:
             self._limit_reading()
 
-    async def _stop(self) -> None:
+    def _take_end(self) -> None:
+        if self._buffer.ended:
+            return
         try:
-            await self._client.stop(self.wire_id)
+            self._put(self._reader.end())
+        except DraftgateError as error:
+            self._fail(error)
+
+    def _put(self, chunk: Chunk | None) -> None:
+        if chunk is not None:
+            self._buffer.put(chunk)
+
+    async def _stop(self) -> None:
+        request = self._profile.stop(self.wire_id)
+        if request is None:
+            if self._reading is not None:
+                self._reading.cancel()
+            return
+        try:
+            await self._client.stop(request)
         except DraftgateError as error:
             _log.warning("generation %s could not be stopped: %s", self.wire_id, error.message)
         self._limit_reading()

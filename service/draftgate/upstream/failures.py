@@ -14,7 +14,7 @@ import grpc.aio
 
 from draftgate.errors import DraftgateError, ErrorCode, from_wire
 
-__all__ = ["from_rpc_error", "from_text"]
+__all__ = ["as_told", "from_rpc_error", "from_text", "in_tritons_words"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +71,23 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> DraftgateError:
         return known
     code, message = _CODES.get(error.code(), (ErrorCode.INTERNAL, "the model server failed"))
     return _unknown(code, message, f"{error.code().name}: {text}")
+
+
+def in_tritons_words(text: str) -> DraftgateError:
+    """The error behind an in-band message, with the message as it is: for clients that speak
+    Triton's protocol themselves."""
+    known = _known(text)
+    return DraftgateError(known.code if known else ErrorCode.INTERNAL, text)
+
+
+def as_told(error: grpc.aio.AioRpcError) -> DraftgateError:
+    """The error behind a call that ended with a status other than OK, with Triton's own code and
+    words where it was Triton that spoke."""
+    code, text = error.code().name, error.details() or ""
+    unreachable = code == ErrorCode.UNAVAILABLE and _known(text) is None
+    if unreachable or code == ErrorCode.CANCELLED:
+        return from_rpc_error(error)
+    return DraftgateError(ErrorCode.__members__.get(code, ErrorCode.INTERNAL), text)
 
 
 def _known(text: str) -> DraftgateError | None:

@@ -13,7 +13,7 @@ from draftgate.contract import DataType, TensorSpec
 from draftgate.sampling import SamplingParams
 from draftgate.upstream.types import ChatPrompt, GenerationRequest, Prompt, TextPrompt
 
-__all__ = ["control_request", "generation_request", "stop_request"]
+__all__ = ["control_request", "engine_request", "generation_request", "stop_request"]
 
 Value = bool | int | float | str | Sequence[int]
 
@@ -28,16 +28,18 @@ _STRUCT_CODES = {
 
 def generation_request(request: GenerationRequest, wire_id: str) -> pb.ModelInferRequest:
     """The request to the ensemble. What equals the contract's default is left out."""
-    values = dict(_prompt_tensors(request.prompt))
-    for field in dataclasses.fields(SamplingParams):  # Every name is a tensor.
-        value = getattr(request.sampling, field.name)
-        if value != field.default:
-            values[field.name] = value
-    if request.resume_len:
-        values["resume_len"] = request.resume_len
-    if request.deadline_ms is not None:
-        values["deadline_ms"] = request.deadline_ms
+    values = _generation_values(request)
     return _infer_request(contract.ENSEMBLE_MODEL, contract.ENSEMBLE_INPUTS, wire_id, values)
+
+
+def engine_request(request: GenerationRequest, wire_id: str) -> pb.ModelInferRequest:
+    """The same straight to the engine; its prompt has to be ids."""
+    values = _generation_values(request)
+    made = _infer_request(contract.ENGINE_MODEL, contract.ENGINE_INPUTS, wire_id, values)
+    for spec in contract.ENGINE_OUTPUTS:
+        if spec.name not in (contract.CONTEXT_IDS, contract.CONTROL_RESULT):
+            made.outputs.add(name=spec.name)
+    return made
 
 
 def stop_request(wire_id: str) -> pb.ModelInferRequest:
@@ -55,6 +57,19 @@ def control_request(wire_id: str, op: str, arguments: Mapping[str, object]) -> p
         wire_id,
         {contract.CONTROL: json.dumps({"op": op, **arguments})},
     )
+
+
+def _generation_values(request: GenerationRequest) -> Mapping[str, Value]:
+    values = dict(_prompt_tensors(request.prompt))
+    for field in dataclasses.fields(SamplingParams):  # Every name is a tensor.
+        value = getattr(request.sampling, field.name)
+        if value != field.default:
+            values[field.name] = value
+    if request.resume_len:
+        values["resume_len"] = request.resume_len
+    if request.deadline_ms is not None:
+        values["deadline_ms"] = request.deadline_ms
+    return values
 
 
 def _prompt_tensors(prompt: Prompt) -> Mapping[str, Value]:

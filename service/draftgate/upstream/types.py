@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from draftgate.contract import DraftSource
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.sampling import SamplingParams
 from draftgate.text import Message
+from draftgate.totals import Totals
 
 __all__ = [
     "ChatPrompt",
@@ -30,6 +32,7 @@ __all__ = [
 class TextPrompt:
     """A raw prompt, tokenised as it stands."""
 
+    tensor: ClassVar[str] = "text_input"
     text: str
 
 
@@ -37,6 +40,7 @@ class TextPrompt:
 class ChatPrompt:
     """A conversation, put through the model's chat template."""
 
+    tensor: ClassVar[str] = "messages"
     messages: tuple[Message, ...]
 
 
@@ -44,10 +48,13 @@ class ChatPrompt:
 class TokenPrompt:
     """Token ids, used as they stand."""
 
+    tensor: ClassVar[str] = "input_ids"
     ids: tuple[int, ...]
 
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -85,12 +92,12 @@ class TokenAlternative:
 
 @dataclass(frozen=True)
 class PromptReport:
-    """What the first chunk says about the prompt."""
+    """What the first chunk says about the prompt. None: the engine does not say."""
 
-    prompt_tokens: int
-    cached_tokens: int
-    queue_us: int
-    prefill_us: int
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    queue_us: int | None
+    prefill_us: int | None
 
 
 @dataclass(frozen=True)
@@ -114,29 +121,42 @@ class Chunk:
     """One tuple per token, if they were asked for."""
     prompt: PromptReport | None = None
     """On the first chunk only."""
+    totals: Totals | None = None
+    """From an engine that tells neither the ids of its tokens nor its steps; None where `token_ids`
+    and `steps` say it all."""
     size_bytes: int = 0
     """What the chunk took on the wire."""
 
 
 @dataclass(frozen=True)
 class EngineDescription:
-    """What the engine serves."""
+    """What the engine serves. Empty or None: it does not say."""
 
     name: str
     architecture: str
     quantization: str
     compute_dtype: str
-    vocab_size: int
-    max_sequence_tokens: int
+    vocab_size: int | None
+    max_sequence_tokens: int | None
     """Longest prompt plus output, in tokens."""
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     drafter: str
     """Empty when the engine does not speculate."""
-    max_draft_len: int
-    max_batch_rows: int
+    max_draft_len: int | None
+    max_batch_rows: int | None
     kv_total_tokens: int = 0
     """What the KV cache holds, all rows together; 0 if the engine does not say."""
+
+    @property
+    def vocab_limit(self) -> int:
+        """One more than the largest id that a request may hold."""
+        return _INT32_MAX if self.vocab_size is None else self.vocab_size
+
+    @property
+    def sequence_limit(self) -> int:
+        """Most tokens that a request may ask for, its prompt included."""
+        return _INT32_MAX if self.max_sequence_tokens is None else self.max_sequence_tokens
 
     @classmethod
     def from_json(cls, text: str) -> EngineDescription:

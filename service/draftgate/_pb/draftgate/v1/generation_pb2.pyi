@@ -490,6 +490,7 @@ class GenerationStarted(_message.Message):
     request_id: _builtins.str
     model: _builtins.str
     prompt_tokens: _builtins.int
+    """These and the next are absent where the engine does not tell."""
     cached_tokens: _builtins.int
     """Prompt tokens whose KV cache was reused."""
     queue_us: _builtins.int
@@ -505,19 +506,36 @@ class GenerationStarted(_message.Message):
         *,
         request_id: _builtins.str = ...,
         model: _builtins.str = ...,
-        prompt_tokens: _builtins.int = ...,
-        cached_tokens: _builtins.int = ...,
-        queue_us: _builtins.int = ...,
-        prefill_us: _builtins.int = ...,
+        prompt_tokens: _builtins.int | None = ...,
+        cached_tokens: _builtins.int | None = ...,
+        queue_us: _builtins.int | None = ...,
+        prefill_us: _builtins.int | None = ...,
         prompt_text: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "prompt_text", b"prompt_text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_prefill_us", b"_prefill_us", "_prompt_text", b"_prompt_text", "_prompt_tokens", b"_prompt_tokens", "_queue_us", b"_queue_us", "cached_tokens", b"cached_tokens", "prefill_us", b"prefill_us", "prompt_text", b"prompt_text", "prompt_tokens", b"prompt_tokens", "queue_us", b"queue_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "cached_tokens", b"cached_tokens", "model", b"model", "prefill_us", b"prefill_us", "prompt_text", b"prompt_text", "prompt_tokens", b"prompt_tokens", "queue_us", b"queue_us", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_prefill_us", b"_prefill_us", "_prompt_text", b"_prompt_text", "_prompt_tokens", b"_prompt_tokens", "_queue_us", b"_queue_us", "cached_tokens", b"cached_tokens", "model", b"model", "prefill_us", b"prefill_us", "prompt_text", b"prompt_text", "prompt_tokens", b"prompt_tokens", "queue_us", b"queue_us", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__prefill_us: _TypeAlias = _typing.Literal["prefill_us"]  # noqa: Y015
+    _WhichOneofArgType__prefill_us: _TypeAlias = _typing.Literal["_prefill_us", b"_prefill_us"]  # noqa: Y015
     _WhichOneofReturnType__prompt_text: _TypeAlias = _typing.Literal["prompt_text"]  # noqa: Y015
     _WhichOneofArgType__prompt_text: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_tokens: _TypeAlias = _typing.Literal["prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__prompt_tokens: _TypeAlias = _typing.Literal["_prompt_tokens", b"_prompt_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__queue_us: _TypeAlias = _typing.Literal["queue_us"]  # noqa: Y015
+    _WhichOneofArgType__queue_us: _TypeAlias = _typing.Literal["_queue_us", b"_queue_us"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_tokens) -> _WhichOneofReturnType__cached_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_us) -> _WhichOneofReturnType__prefill_us | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_text) -> _WhichOneofReturnType__prompt_text | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens) -> _WhichOneofReturnType__prompt_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_us) -> _WhichOneofReturnType__queue_us | None: ...
 
 Global___GenerationStarted: _TypeAlias = GenerationStarted  # noqa: Y015
 
@@ -710,7 +728,9 @@ class GenerationFinished(_message.Message):
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
-    def speculation(self) -> Global___Speculation: ...
+    def speculation(self) -> Global___Speculation:
+        """Absent where it is not known what became of drafts."""
+
     def __init__(
         self,
         *,
@@ -733,6 +753,8 @@ Global___GenerationFinished: _TypeAlias = GenerationFinished  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
+    """Absent is not known."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
@@ -745,22 +767,33 @@ class Usage(_message.Message):
     def __init__(
         self,
         *,
-        prompt_tokens: _builtins.int = ...,
-        output_tokens: _builtins.int = ...,
-        cached_tokens: _builtins.int = ...,
+        prompt_tokens: _builtins.int | None = ...,
+        output_tokens: _builtins.int | None = ...,
+        cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_output_tokens", b"_output_tokens", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_output_tokens", b"_output_tokens", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__output_tokens: _TypeAlias = _typing.Literal["output_tokens"]  # noqa: Y015
+    _WhichOneofArgType__output_tokens: _TypeAlias = _typing.Literal["_output_tokens", b"_output_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_tokens: _TypeAlias = _typing.Literal["prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__prompt_tokens: _TypeAlias = _typing.Literal["_prompt_tokens", b"_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_tokens) -> _WhichOneofReturnType__cached_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__output_tokens) -> _WhichOneofReturnType__output_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens) -> _WhichOneofReturnType__prompt_tokens | None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class Speculation(_message.Message):
     """Counts over the whole generation. Steps that drafted nothing are not verify steps; drafts cut off
-    by the end of the generation are not accepted.
+    by the end of the generation are not accepted. Absent is not known.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -770,6 +803,7 @@ class Speculation(_message.Message):
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_RATE_FIELD_NUMBER: _builtins.int
     MEAN_ACCEPTANCE_LENGTH_FIELD_NUMBER: _builtins.int
+    DERIVED_FIELD_NUMBER: _builtins.int
     verify_steps: _builtins.int
     drafted_tokens: _builtins.int
     accepted_tokens: _builtins.int
@@ -777,27 +811,42 @@ class Speculation(_message.Message):
     """accepted / drafted; absent when nothing was drafted."""
     mean_acceptance_length: _builtins.float
     """1 + accepted / verify steps; absent when there was no verify step."""
+    derived: _builtins.bool
+    """The counts follow from how many tokens came at once; otherwise the engine counted them."""
     def __init__(
         self,
         *,
-        verify_steps: _builtins.int = ...,
-        drafted_tokens: _builtins.int = ...,
-        accepted_tokens: _builtins.int = ...,
+        verify_steps: _builtins.int | None = ...,
+        drafted_tokens: _builtins.int | None = ...,
+        accepted_tokens: _builtins.int | None = ...,
         acceptance_rate: _builtins.float | None = ...,
         mean_acceptance_length: _builtins.float | None = ...,
+        derived: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_mean_acceptance_length", b"_mean_acceptance_length", "acceptance_rate", b"acceptance_rate", "mean_acceptance_length", b"mean_acceptance_length"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_accepted_tokens", b"_accepted_tokens", "_drafted_tokens", b"_drafted_tokens", "_mean_acceptance_length", b"_mean_acceptance_length", "_verify_steps", b"_verify_steps", "acceptance_rate", b"acceptance_rate", "accepted_tokens", b"accepted_tokens", "drafted_tokens", b"drafted_tokens", "mean_acceptance_length", b"mean_acceptance_length", "verify_steps", b"verify_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_mean_acceptance_length", b"_mean_acceptance_length", "acceptance_rate", b"acceptance_rate", "accepted_tokens", b"accepted_tokens", "drafted_tokens", b"drafted_tokens", "mean_acceptance_length", b"mean_acceptance_length", "verify_steps", b"verify_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_accepted_tokens", b"_accepted_tokens", "_drafted_tokens", b"_drafted_tokens", "_mean_acceptance_length", b"_mean_acceptance_length", "_verify_steps", b"_verify_steps", "acceptance_rate", b"acceptance_rate", "accepted_tokens", b"accepted_tokens", "derived", b"derived", "drafted_tokens", b"drafted_tokens", "mean_acceptance_length", b"mean_acceptance_length", "verify_steps", b"verify_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__acceptance_rate: _TypeAlias = _typing.Literal["acceptance_rate"]  # noqa: Y015
     _WhichOneofArgType__acceptance_rate: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate"]  # noqa: Y015
+    _WhichOneofReturnType__accepted_tokens: _TypeAlias = _typing.Literal["accepted_tokens"]  # noqa: Y015
+    _WhichOneofArgType__accepted_tokens: _TypeAlias = _typing.Literal["_accepted_tokens", b"_accepted_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__drafted_tokens: _TypeAlias = _typing.Literal["drafted_tokens"]  # noqa: Y015
+    _WhichOneofArgType__drafted_tokens: _TypeAlias = _typing.Literal["_drafted_tokens", b"_drafted_tokens"]  # noqa: Y015
     _WhichOneofReturnType__mean_acceptance_length: _TypeAlias = _typing.Literal["mean_acceptance_length"]  # noqa: Y015
     _WhichOneofArgType__mean_acceptance_length: _TypeAlias = _typing.Literal["_mean_acceptance_length", b"_mean_acceptance_length"]  # noqa: Y015
+    _WhichOneofReturnType__verify_steps: _TypeAlias = _typing.Literal["verify_steps"]  # noqa: Y015
+    _WhichOneofArgType__verify_steps: _TypeAlias = _typing.Literal["_verify_steps", b"_verify_steps"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance_rate) -> _WhichOneofReturnType__acceptance_rate | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__accepted_tokens) -> _WhichOneofReturnType__accepted_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drafted_tokens) -> _WhichOneofReturnType__drafted_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__mean_acceptance_length) -> _WhichOneofReturnType__mean_acceptance_length | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__verify_steps) -> _WhichOneofReturnType__verify_steps | None: ...
 
 Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&draftgate/_pb/draftgate/v1/model.proto\x12\x0c\x64raftgate.v1\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.draftgate.v1.Model\"\xfb\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x14\n\x0cquantization\x18\x03 \x01(\t\x12\x15\n\rcompute_dtype\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\x05\x12\x1b\n\x13max_sequence_tokens\x18\x06 \x01(\x05\x12\x15\n\reos_token_ids\x18\x07 \x03(\x05\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x0f\n\x07\x64rafter\x18\t \x01(\t\x12\x15\n\rmax_draft_len\x18\n \x01(\x05\x12\x16\n\x0emax_batch_rows\x18\x0b \x01(\x05\x32Y\n\x0cModelService\x12I\n\x08GetModel\x12\x1d.draftgate.v1.GetModelRequest\x1a\x1e.draftgate.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&draftgate/_pb/draftgate/v1/model.proto\x12\x0c\x64raftgate.v1\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.draftgate.v1.Model\"\xdb\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x14\n\x0cquantization\x18\x03 \x01(\t\x12\x15\n\rcompute_dtype\x18\x04 \x01(\t\x12\x17\n\nvocab_size\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12 \n\x13max_sequence_tokens\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x15\n\reos_token_ids\x18\x07 \x03(\x05\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x0f\n\x07\x64rafter\x18\t \x01(\t\x12\x1a\n\rmax_draft_len\x18\n \x01(\x05H\x02\x88\x01\x01\x12\x1b\n\x0emax_batch_rows\x18\x0b \x01(\x05H\x03\x88\x01\x01\x42\r\n\x0b_vocab_sizeB\x16\n\x14_max_sequence_tokensB\x10\n\x0e_max_draft_lenB\x11\n\x0f_max_batch_rows2Y\n\x0cModelService\x12I\n\x08GetModel\x12\x1d.draftgate.v1.GetModelRequest\x1a\x1e.draftgate.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,7 +36,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELRESPONSE']._serialized_start=89
   _globals['_GETMODELRESPONSE']._serialized_end=143
   _globals['_MODEL']._serialized_start=146
-  _globals['_MODEL']._serialized_end=397
-  _globals['_MODELSERVICE']._serialized_start=399
-  _globals['_MODELSERVICE']._serialized_end=488
+  _globals['_MODEL']._serialized_end=493
+  _globals['_MODELSERVICE']._serialized_start=495
+  _globals['_MODELSERVICE']._serialized_end=584
 # @@protoc_insertion_point(module_scope)

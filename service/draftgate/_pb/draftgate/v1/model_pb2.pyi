@@ -60,6 +60,8 @@ Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
+    """Empty or absent is not known."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -98,18 +100,33 @@ class Model(_message.Message):
         architecture: _builtins.str = ...,
         quantization: _builtins.str = ...,
         compute_dtype: _builtins.str = ...,
-        vocab_size: _builtins.int = ...,
-        max_sequence_tokens: _builtins.int = ...,
+        vocab_size: _builtins.int | None = ...,
+        max_sequence_tokens: _builtins.int | None = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         has_chat_template: _builtins.bool = ...,
         drafter: _builtins.str = ...,
-        max_draft_len: _builtins.int = ...,
-        max_batch_rows: _builtins.int = ...,
+        max_draft_len: _builtins.int | None = ...,
+        max_batch_rows: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_batch_rows", b"_max_batch_rows", "_max_draft_len", b"_max_draft_len", "_max_sequence_tokens", b"_max_sequence_tokens", "_vocab_size", b"_vocab_size", "max_batch_rows", b"max_batch_rows", "max_draft_len", b"max_draft_len", "max_sequence_tokens", b"max_sequence_tokens", "vocab_size", b"vocab_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "compute_dtype", b"compute_dtype", "drafter", b"drafter", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "max_batch_rows", b"max_batch_rows", "max_draft_len", b"max_draft_len", "max_sequence_tokens", b"max_sequence_tokens", "name", b"name", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_batch_rows", b"_max_batch_rows", "_max_draft_len", b"_max_draft_len", "_max_sequence_tokens", b"_max_sequence_tokens", "_vocab_size", b"_vocab_size", "architecture", b"architecture", "compute_dtype", b"compute_dtype", "drafter", b"drafter", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "max_batch_rows", b"max_batch_rows", "max_draft_len", b"max_draft_len", "max_sequence_tokens", b"max_sequence_tokens", "name", b"name", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_batch_rows: _TypeAlias = _typing.Literal["max_batch_rows"]  # noqa: Y015
+    _WhichOneofArgType__max_batch_rows: _TypeAlias = _typing.Literal["_max_batch_rows", b"_max_batch_rows"]  # noqa: Y015
+    _WhichOneofReturnType__max_draft_len: _TypeAlias = _typing.Literal["max_draft_len"]  # noqa: Y015
+    _WhichOneofArgType__max_draft_len: _TypeAlias = _typing.Literal["_max_draft_len", b"_max_draft_len"]  # noqa: Y015
+    _WhichOneofReturnType__max_sequence_tokens: _TypeAlias = _typing.Literal["max_sequence_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_sequence_tokens: _TypeAlias = _typing.Literal["_max_sequence_tokens", b"_max_sequence_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__vocab_size: _TypeAlias = _typing.Literal["vocab_size"]  # noqa: Y015
+    _WhichOneofArgType__vocab_size: _TypeAlias = _typing.Literal["_vocab_size", b"_vocab_size"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_batch_rows) -> _WhichOneofReturnType__max_batch_rows | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_draft_len) -> _WhichOneofReturnType__max_draft_len | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_sequence_tokens) -> _WhichOneofReturnType__max_sequence_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__vocab_size) -> _WhichOneofReturnType__vocab_size | None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015

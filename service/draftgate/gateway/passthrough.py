@@ -1,0 +1,206 @@
+"""`inference.GRPCInferenceService` for clients that speak Triton's protocol, passed through.
+
+Every request on a client's stream runs concurrently, on an RPC of its own; so requests overtake
+each other also where one Triton would have kept their order, and the id tells which is which.
+Failures are told as Triton does: in band, or as the status of the stream if the client sent the
+metadata `triton_grpc_error: true`. That is done here and not asked of Triton, which before 26.04
+may crash over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from draftgate import contract
+from draftgate._pb.inference import grpc_service_pb2 as pb
+from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.gateway.boundary import CallBoundary
+from draftgate.gateway.passed_stream import PassedStream, StreamSettings
+from draftgate.telemetry.spans import OK, PassedSpan, PassedStart
+from draftgate.telemetry.tracing import Tracing
+from draftgate.upstream.client import TritonClient
+
+__all__ = ["SERVICE", "Passthrough"]
+
+SERVICE = "inference.GRPCInferenceService"
+
+_UNARY: dict[str, type[Message]] = {
+    "ServerLive": pb.ServerLiveRequest,
+    "ServerReady": pb.ServerReadyRequest,
+    "ServerMetadata": pb.ServerMetadataRequest,
+    "ModelReady": pb.ModelReadyRequest,
+    "ModelMetadata": pb.ModelMetadataRequest,
+    "ModelConfig": pb.ModelConfigRequest,
+    "ModelStatistics": pb.ModelStatisticsRequest,
+    "ModelInfer": pb.ModelInferRequest,
+}
+"""The calls that are passed on, beside ModelStreamInfer. What else Triton offers changes the server
+(models, shared memory, settings) and is UNIMPLEMENTED here."""
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Choose = Callable[[], TritonClient]
+
+
+class Passthrough:
+    """All calls of such clients to one gateway."""
+
+    def __init__(self, choose: _Choose, tracing: Tracing, settings: StreamSettings) -> None:
+        """`choose` picks the server for each request."""
+        self._choose = choose
+        self._tracing = tracing
+        self._settings = settings
+        self._boundary = _Boundary(tracing, prefix=f"/{SERVICE}/")
+        self._streams: set[PassedStream] = set()
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What a server registers."""
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._boundary.around(f"{SERVICE}/{name}", self._passing(name)),
+                request_deserializer=_decoding(request.FromString),
+            )
+            for name, request in _UNARY.items()
+        }
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._boundary.around(f"{SERVICE}/ModelStreamInfer", self._stream),
+            request_deserializer=_decoding(pb.ModelInferRequest.FromString),
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def drain(self) -> None:
+        """Take no new requests; streams that run none end."""
+        self._draining = True
+        for stream in self._streams:
+            stream.drain()
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait for the running requests to end; False if some still run then."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def cut(self) -> None:
+        """End what still runs with UNAVAILABLE."""
+        self._boundary.stopping = True
+        for stream in self._streams:
+            stream.cut()
+
+    def _passing(self, method: str) -> Callable[[Any, _Context], Awaitable[bytes]]:
+        async def handle(request: Message, context: _Context) -> bytes:
+            self._begin()
+            try:
+                if isinstance(request, pb.ModelInferRequest):
+                    return await self._infer(request, context)
+                content = request.SerializeToString()
+                timeout_s = context.time_remaining()
+                return await self._choose().call_raw(method, content, timeout_s=timeout_s)
+            finally:
+                self._end()
+
+        return handle
+
+    async def _infer(self, request: pb.ModelInferRequest, context: _Context) -> bytes:
+        check_open(request)
+        client = self._choose()
+        start = PassedStart(
+            model=request.model_name,
+            request_id=request.id,
+            upstream_request_id=request.id,
+            server=client.config.target,
+        )
+        span = PassedSpan(self._tracing.tracer, start)
+        code: str = ErrorCode.CANCELLED
+        try:
+            answer = await client.call_raw(
+                "ModelInfer",
+                request.SerializeToString(),
+                timeout_s=context.time_remaining(),
+                metadata=span.metadata(),
+            )
+            span.response()
+            code = OK
+        except DraftgateError as error:
+            code = error.code
+            raise
+        finally:
+            span.end(code)
+        return answer
+
+    async def _stream(
+        self, requests: AsyncIterator[pb.ModelInferRequest | DraftgateError], context: _Context
+    ) -> None:
+        self._begin()
+        metadata = dict(context.invocation_metadata() or ())
+        stream = PassedStream(
+            self._choose,
+            self._tracing,
+            self._settings,
+            fails_with_status=metadata.get("triton_grpc_error") == "true",
+            check=check_open,
+        )
+        self._streams.add(stream)
+        try:
+            await stream.run(requests, context)
+        finally:
+            self._streams.discard(stream)
+            self._end()
+
+    def _begin(self) -> None:
+        if self._draining:
+            raise DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down")
+        self._calls += 1
+        self._idle.clear()
+
+    def _end(self) -> None:
+        self._calls -= 1
+        if not self._calls:
+            self._idle.set()
+
+
+def check_open(request: pb.ModelInferRequest) -> None:
+    """Raise DraftgateError(UNIMPLEMENTED) for a request to the engine's control plane: that is
+    served, with its own rules, by `draftgate.v1.GateService`."""
+    if request.model_name != contract.ENGINE_MODEL:
+        return
+    if any(tensor.name == contract.CONTROL for tensor in request.inputs):
+        raise DraftgateError(
+            ErrorCode.UNIMPLEMENTED,
+            f"{contract.CONTROL}: not open to this protocol, use draftgate.v1.GateService",
+            field=contract.CONTROL,
+        )
+
+
+class _Boundary(CallBoundary):
+    """Surrounds handlers that are not a generated servicer's."""
+
+    def around(self, method: str, inner: Callable[[Any, _Context], Awaitable[Any]]) -> Any:
+        return self._surrounded(method, inner)
+
+
+def _decoding(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message | DraftgateError]:
+    """`decode` that hands its failure on as a value: raised here it would be the status UNKNOWN."""
+
+    def checked(content: bytes) -> Message | DraftgateError:
+        try:
+            return decode(content)
+        except DecodeError:
+            return DraftgateError(
+                ErrorCode.INVALID_ARGUMENT,
+                "request: got bytes that are no such message, or text that is not UTF-8",
+                field="request",
+            )
+
+    return checked
