@@ -138,7 +138,9 @@ async def test_responses_say_why(client: Client) -> None:
     assert found <= BY_LOAD | OF_THE_ROW
     assert found & BY_LOAD
     counted = {each.reason: each.steps for each in (await state_of(client)).reasons}
-    assert found & BY_LOAD <= counted.keys()
+    # A row may be granted less than the batch drafts, since it accepts less.
+    of_steps = (found & BY_LOAD) - {generation_pb2.GATE_REASON_LOW_ACCEPTANCE}
+    assert of_steps <= counted.keys()
 
 
 async def test_the_state_is_the_engines(client: Client) -> None:
