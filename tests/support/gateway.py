@@ -15,6 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from draftgate._pb.draftgate.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     gate_pb2_grpc,
     generation_pb2,
     generation_pb2_grpc,
@@ -96,6 +98,7 @@ class Client:
         self.generation = generation_pb2_grpc.GenerationServiceStub(channel)
         self.models = model_pb2_grpc.ModelServiceStub(channel)
         self.gate = gate_pb2_grpc.GateServiceStub(channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)
 
     async def generate(
@@ -129,6 +132,11 @@ class Client:
 
     async def get_model(self, name: str = "") -> model_pb2.Model:
         return (await self.models.GetModel(model_pb2.GetModelRequest(name=name))).model
+
+    async def replicas(self) -> dict[str, admin_pb2.Replica]:
+        """The replicas by their addresses."""
+        answer = await self.admin.ListReplicas(admin_pb2.ListReplicasRequest())
+        return {replica.address: replica for replica in answer.replicas}
 
     async def status(self, service: str = "") -> int:
         """The health status of a service."""

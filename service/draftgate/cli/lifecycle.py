@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -25,6 +25,7 @@ from draftgate.cli.client import GatewayClient
 from draftgate.cli.options import DEFAULT_SERVER
 from draftgate.cli.preparation import Preparation
 from draftgate.cli.render import Renderer
+from draftgate.cli.stop import Stop
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.listen import check_listen
@@ -69,7 +70,7 @@ async def run_until_stopped(config: ServeConfig) -> int:
 
     Raises DraftgateError when the service cannot start, or when Triton is lost for good.
     """
-    stop = _Stop()
+    stop = Stop()
     with stop.on_signals():
         service = _Service(config, stop)
         job = asyncio.create_task(service.run())
@@ -87,35 +88,10 @@ async def run_until_stopped(config: ServeConfig) -> int:
     return _STOPPED if service.ready else _INTERRUPTED
 
 
-class _Stop:
-    """The wish to stop, as signals express it."""
-
-    def __init__(self) -> None:
-        self.requested = asyncio.Event()
-        self.forced = asyncio.Event()
-
-    @contextlib.contextmanager
-    def on_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        for number in numbers:
-            loop.add_signal_handler(number, self._ask)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
-
-    def _ask(self) -> None:
-        if self.requested.is_set():
-            self.forced.set()
-        self.requested.set()
-
-
 class _Service:
     """The parts, in the order in which they start."""
 
-    def __init__(self, config: ServeConfig, stop: _Stop) -> None:
+    def __init__(self, config: ServeConfig, stop: Stop) -> None:
         self._config = config
         self._stop = stop
         self._triton: TritonServer | None = None

@@ -16,7 +16,8 @@ from draftgate.telemetry.report import GenerationReport
 from draftgate.telemetry.spans import OK, InferenceSpan, InferenceStart
 from draftgate.telemetry.tracing import Tracing
 from draftgate.text import Tokenizer
-from draftgate.upstream.client import Generation, TritonClient
+from draftgate.upstream.replicas import ReplicaSet
+from draftgate.upstream.resume import ResumeLimits, ResumingGeneration
 from draftgate.upstream.types import (
     ChatPrompt,
     Chunk,
@@ -45,17 +46,19 @@ class GenerationCore:
 
     def __init__(
         self,
-        client: TritonClient,
+        replicas: ReplicaSet,
         tracing: Tracing,
         *,
         model_name: str,
         tokenizer: Tokenizer | None,
+        resume: ResumeLimits,
     ) -> None:
-        self._client = client
+        self._replicas = replicas
         self._tracing = tracing
         self._model_name = model_name
         self._tokenizer = tokenizer
-        self._running: dict[str, Generation] = {}
+        self._resume = resume
+        self._running: dict[str, ResumingGeneration] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -64,15 +67,18 @@ class GenerationCore:
     async def run(self, call: GenerationCall) -> AsyncIterator[AsyncIterator[Event]]:
         """The events of one generation, to be used as `async with core.run(call) as events`.
 
-        Leaving early frees the engine's row. Iterating raises DraftgateError for whatever ended the
+        Leaving early frees the engine's row. A replica that is lost is not the generation's end: it
+        goes on elsewhere. Iterating raises DraftgateError for whatever ended the
         generation, after a `Finished` with what was done if there was anything. Raises
         DraftgateError(UNAVAILABLE) while draining and DraftgateError(ALREADY_EXISTS) for an id that
         is running.
         """
         request = call.request
         self._admit(request)
-        generation = self._client.generate(request)
-        span = InferenceSpan(self._tracing.tracer, self._span_start(request, generation.wire_id))
+        generation = ResumingGeneration(
+            self._replicas, request, tokenizer=self._tokenizer, limits=self._resume
+        )
+        span = InferenceSpan(self._tracing.tracer, self._span_start(request))
         report = GenerationReport()
         deadline_s = _deadline_s(request)
         code: str = ErrorCode.INTERNAL
@@ -80,7 +86,7 @@ class GenerationCore:
         self._idle.clear()
         try:
             async with (
-                generation.started(span.metadata()),
+                generation.started(span.metadata(), span.sent),
                 aclosing(self._events(call, generation, span, report)) as events,
             ):
                 yield events
@@ -93,10 +99,16 @@ class GenerationCore:
             code = ErrorCode.DEADLINE_EXCEEDED if passed else ErrorCode.CANCELLED
             raise
         finally:
+            report.resumes = generation.resumes
             span.end(code, report)
             del self._running[request.request_id]
             if not self._running:
                 self._idle.set()
+
+    @property
+    def running(self) -> int:
+        """How many generations run."""
+        return len(self._running)
 
     def drain(self) -> None:
         """Take no new generations from now on."""
@@ -128,20 +140,18 @@ class GenerationCore:
                 field="request_id",
             )
 
-    def _span_start(self, request: GenerationRequest, wire_id: str) -> InferenceStart:
+    def _span_start(self, request: GenerationRequest) -> InferenceStart:
         return InferenceStart(
             operation="chat" if isinstance(request.prompt, ChatPrompt) else "text_completion",
             model=self._model_name,
             request_id=request.request_id,
-            upstream_request_id=wire_id,
             sampling=request.sampling,
-            server=self._client.config.target,
         )
 
     async def _events(
         self,
         call: GenerationCall,
-        generation: Generation,
+        generation: ResumingGeneration,
         span: InferenceSpan,
         report: GenerationReport,
     ) -> AsyncGenerator[Event, None]:
@@ -163,6 +173,7 @@ class GenerationCore:
         else:
             if report.finish_reason in _FAILED_ENDS:
                 failure = DraftgateError(*_FAILED_ENDS[report.finish_reason])
+        report.resumes = generation.resumes
         if started:
             yield Finished(report.finish_reason, report)
         if failure is not None:

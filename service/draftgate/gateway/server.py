@@ -9,6 +9,8 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from draftgate._pb.draftgate.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     gate_pb2,
     gate_pb2_grpc,
     generation_pb2,
@@ -17,6 +19,7 @@ from draftgate._pb.draftgate.v1 import (
     model_pb2_grpc,
 )
 from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.gateway.admin import AdminServicer
 from draftgate.gateway.boundary import CallBoundary
 from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.core import GenerationCore
@@ -28,7 +31,10 @@ from draftgate.gateway.model import ModelServicer
 from draftgate.gateway.readiness import Readiness
 from draftgate.telemetry.tracing import Tracing, configured_endpoint
 from draftgate.text import Tokenizer
+from draftgate.upstream.addresses import parse_addresses
 from draftgate.upstream.client import TritonClient, TritonClientConfig
+from draftgate.upstream.replica import Probe
+from draftgate.upstream.replicas import ReplicaSet
 
 __all__ = ["Gateway"]
 
@@ -36,6 +42,7 @@ _SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
     gate_pb2.DESCRIPTOR.services_by_name["GateService"].full_name,
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
 )
 
 _SERVER_OPTIONS = (
@@ -68,9 +75,11 @@ class Gateway:
     async def start(self) -> None:
         """Listen. It serves as soon as Triton is ready, and says so through its health service.
 
-        Raises DraftgateError(FAILED_PRECONDITION) if it cannot listen or read the tokenizer.
+        Raises DraftgateError: FAILED_PRECONDITION if it cannot listen or read the tokenizer,
+        INVALID_ARGUMENT if `triton_target` is no address.
         """
         config = self.config
+        addresses = parse_addresses(config.triton_target)
         tokenizer = (
             await asyncio.to_thread(Tokenizer.load, config.tokenizer_dir)
             if config.tokenizer_dir
@@ -80,20 +89,22 @@ class Gateway:
             endpoint=configured_endpoint(config.otlp_endpoint),
             sample_ratio=config.trace_sample_ratio,
         )
-        self._client = TritonClient(
-            TritonClientConfig(config.triton_target, limits=config.stream_limits)
+        self._replicas = ReplicaSet(
+            addresses,
+            config.replicas,
+            lambda target: TritonClient(TritonClientConfig(target, limits=config.stream_limits)),
+            probe=Probe(config.probe_interval_s, config.probe_timeout_s),
         )
         self._health = HealthServicer(_SERVICES)
-        self._readiness = Readiness(
-            self._client,
-            interval_s=config.probe_interval_s,
-            timeout_s=config.probe_timeout_s,
-            on_change=self._health.set_serving,
-        )
+        self._readiness = Readiness(self._replicas, on_change=self._health.set_serving)
         self._core = GenerationCore(
-            self._client, self._tracing, model_name=config.model_name, tokenizer=tokenizer
+            self._replicas,
+            self._tracing,
+            model_name=config.model_name,
+            tokenizer=tokenizer,
+            resume=config.resume,
         )
-        self._gate = GateServicer(self._client)
+        self._gate = GateServicer(self._replicas)
         self._boundary = CallBoundary(self._tracing, prefix="/draftgate.v1.")
         self._server = self._make_server()
         try:
@@ -103,7 +114,13 @@ class Gateway:
             await self._close()
             raise
         await self._server.start()
+        self._replicas.start()
         self._watching = asyncio.create_task(self._readiness.watch())
+
+    def refuse_new(self) -> None:
+        """Not serving and no new work from now on; what runs goes on."""
+        self._health.drain()
+        self._core.drain()
 
     async def drain(self, grace_s: float) -> None:
         """Stop: not serving, no new work, streams finish within `grace_s`, the rest is cut.
@@ -112,8 +129,7 @@ class Gateway:
         """
         if self._port is None:
             return
-        self._health.drain()
-        self._core.drain()
+        self.refuse_new()
         if not await self._core.wait_idle(grace_s):
             self._core.cut()
             await self._core.wait_idle(_CUT_GRACE_S)
@@ -126,7 +142,7 @@ class Gateway:
         self._port = None
 
     async def _close(self) -> None:
-        await self._client.close()
+        await self._replicas.close()
         await self._tracing.shutdown(self.config.flush_timeout_s)
 
     def _make_server(self) -> grpc.aio.Server:
@@ -138,6 +154,9 @@ class Gateway:
             ModelServicer(self.config, self._readiness), server
         )
         gate_pb2_grpc.add_GateServiceServicer_to_server(self._gate, server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminServicer(self._replicas, self._core, self.refuse_new), server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         health = "grpc.health.v1.Health"
         reflection.enable_server_reflection((*_SERVICES, health, reflection.SERVICE_NAME), server)

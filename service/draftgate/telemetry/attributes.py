@@ -40,6 +40,9 @@ GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 # Ours.
 UPSTREAM_REQUEST_ID = "draftgate.upstream.request_id"
 """The id that Triton's own spans carry as `triton.request_id`."""
+UPSTREAM_RESUMES = "draftgate.upstream.resumes"
+"""How often it lost its model server and went on elsewhere; absent when never. Id and address are
+those of the last one."""
 SPEC_NUM_SPEC_STEPS = "draftgate.spec.num_spec_steps"
 """Verify steps; steps that drafted nothing do not count."""
 SPEC_NUM_DRAFT_TOKENS = "draftgate.spec.num_draft_tokens"

@@ -79,10 +79,7 @@ class InferenceStart:
     """`chat` or `text_completion`."""
     model: str
     request_id: str
-    upstream_request_id: str
     sampling: SamplingParams
-    server: str
-    """Address of the model server, host:port."""
 
 
 class InferenceSpan:
@@ -109,6 +106,18 @@ class InferenceSpan:
         carrier: dict[str, str] = {}
         _W3C.inject(carrier, trace.set_span_in_context(self._span))
         return tuple(carrier.items())
+
+    def sent(self, upstream_request_id: str, server: str) -> None:
+        """It goes to the model server at this address, host:port; once more if that one is
+        lost."""
+        if not self._span.is_recording():
+            return
+        address, _, port = server.rpartition(":")
+        self._span.set_attributes(
+            {names.UPSTREAM_REQUEST_ID: upstream_request_id, names.SERVER_ADDRESS: address}
+        )
+        if port.isdecimal():
+            self._span.set_attribute(names.SERVER_PORT, int(port))
 
     def chunk(self) -> None:
         """A chunk came."""
@@ -140,7 +149,6 @@ def _end(span: trace.Span, code: str, *, is_error: bool) -> None:
 
 def _start_attributes(start: InferenceStart) -> Mapping[str, AttributeValue]:
     sampling = start.sampling
-    address, _, port = start.server.rpartition(":")
     found: dict[str, AttributeValue] = {
         names.GEN_AI_OPERATION_NAME: start.operation,
         names.GEN_AI_PROVIDER_NAME: "draftgate",
@@ -153,11 +161,7 @@ def _start_attributes(start: InferenceStart) -> Mapping[str, AttributeValue]:
         names.GEN_AI_REQUEST_PRESENCE_PENALTY: sampling.presence_penalty,
         names.GEN_AI_REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,
         names.GEN_AI_RESPONSE_ID: start.request_id,
-        names.UPSTREAM_REQUEST_ID: start.upstream_request_id,
-        names.SERVER_ADDRESS: address,
     }
-    if port.isdecimal():
-        found[names.SERVER_PORT] = int(port)
     # Attribute integers are signed 64-bit; a larger seed would make the whole export fail.
     if sampling.seed is not None and sampling.seed < 2**63:
         found[names.GEN_AI_REQUEST_SEED] = sampling.seed
@@ -172,6 +176,8 @@ def _end_attributes(report: GenerationReport) -> Mapping[str, AttributeValue]:
         names.SPEC_NUM_ACCEPTED_DRAFT_TOKENS: report.accepted_tokens,
         names.SPEC_ACCEPTANCE_HISTOGRAM: tuple(report.histogram),
     }
+    if report.resumes:
+        found[names.UPSTREAM_RESUMES] = report.resumes
     if report.finish_reason:
         found[names.GEN_AI_RESPONSE_FINISH_REASONS] = (report.finish_reason,)
     if report.acceptance_rate is not None:

@@ -70,6 +70,8 @@ class TritonClient:
 
     def __init__(self, config: TritonClientConfig) -> None:
         self.config = config
+        self.chunks_received = 0
+        """Of all generations together, so that who watches sees whether anything moves."""
         self._channel = grpc.aio.insecure_channel(config.target, options=_CHANNEL_OPTIONS)
         self._stub = GRPCInferenceServiceStub(self._channel)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -211,6 +213,21 @@ class Generation:
         finally:
             self.abandon(DraftgateError(ErrorCode.CANCELLED, "the generation was abandoned"))
 
+    @property
+    def began(self) -> bool:
+        """Whether any chunk came."""
+        return self._began
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come from Triton; chunks may still wait to be taken."""
+        return self._buffer.ended
+
+    @property
+    def refused(self) -> bool:
+        """Whether it was turned down before it began."""
+        return self._refused
+
     def __aiter__(self) -> Generation:
         return self
 
@@ -263,6 +280,7 @@ class Generation:
             self._fail_upstream(failures.from_text(response.error_message))
         elif responses.has_outputs(response.infer_response):
             self._began = True
+            self._client.chunks_received += 1
             try:
                 self._buffer.put(responses.parse_chunk(response.infer_response))
             except DraftgateError as error:

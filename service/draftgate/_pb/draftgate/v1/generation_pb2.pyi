@@ -629,7 +629,12 @@ class GenerationFinished(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    RESUMES_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
+    resumes: _builtins.int
+    """How often the model server was lost and the generation went on at another one, or at the same
+    once it was back.
+    """
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
@@ -640,10 +645,11 @@ class GenerationFinished(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         usage: Global___Usage | None = ...,
         speculation: Global___Speculation | None = ...,
+        resumes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "resumes", b"resumes", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
