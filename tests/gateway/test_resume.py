@@ -142,11 +142,12 @@ async def test_a_generation_that_resumes_one_of_its_callers_is_resumed_too(
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 12), max_size=6), st.sampled_from(["prompt", "input_ids"]))
+@given(st.lists(st.integers(0, 2), max_size=6), st.sampled_from(["prompt", "input_ids"]))
 async def test_losses_may_come_again_and_again(
     tokenizer_dir: Path, losses: list[int], kind: str
 ) -> None:
     speaker = Speaker(Tokenizer.load(tokenizer_dir))
+    # So few steps never emit all tokens, whose last one brings the end with it.
     limits = ResumeLimits(max_failures=9, min_backoff_s=0.001)
     async with (
         fakes(speaker) as found,
