@@ -5,13 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.support.eagle import write_drafter
-from tests.support.tiny_models import TINY, write_checkpoint
-
-SPOKEN = {**TINY, "vocab_size": 256, "eos_token_id": None}
-"""A tiny model whose tokens are bytes, and whose answers are as long as they may be."""
+from tests.support.spoken import write_spoken_model
 
 
 @pytest.fixture
@@ -25,15 +21,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spoken_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`SPOKEN` with a tokenizer and a chat template."""
-    folder = write_checkpoint(tmp_path_factory.mktemp("benchmarked") / "spoken", SPOKEN)
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    return folder
+    """A tiny model with a tokenizer and a chat template."""
+    return write_spoken_model(tmp_path_factory.mktemp("benchmarked") / "spoken")
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import torch
 import near_ties
 from draftgate.engine import EngineConfig, Target, load_target
 from near_ties import Bounds, Comparison, Plan, Report
-from tests.benchmarks.conftest import SPOKEN
+from tests.support.spoken import SPOKEN
 from tests.support.tiny_models import tiny_tensors, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,7 +15,7 @@ import torch
 import speculation
 from draftgate.engine import EngineConfig, Target, load_target
 from speculation import TASKS, Bounds, Plan, Report
-from tests.benchmarks.conftest import SPOKEN
+from tests.support.spoken import SPOKEN
 from tests.support.tiny_models import BLOCK_BYTES, tiny_tensors, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")

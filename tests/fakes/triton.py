@@ -204,6 +204,8 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             requests.append(request)
             if len(requests) == 1:
                 answering = asyncio.ensure_future(self._answer(request, context))
+                # An abort may end the reading here before anybody awaits it.
+                answering.add_done_callback(lambda task: task.cancelled() or task.exception())
         assert len(requests) == 1, "one request per stream, then half-close"
         try:
             await answering

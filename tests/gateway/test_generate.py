@@ -362,7 +362,8 @@ async def test_a_refusal_of_the_models_names_the_callers_field(
 async def test_a_failure_before_the_first_token_has_no_events(
     client: Client, triton: FakeTriton
 ) -> None:
-    triton.scripts = [Script(in_band_error=to_wire(DraftgateError(ErrorCode.UNAVAILABLE, "no")))]
+    # Not once: it would be tried again.
+    triton.default = Script(in_band_error=to_wire(DraftgateError(ErrorCode.UNAVAILABLE, "no")))
     outcome = await client.generate(prompt="Hi")
     assert (outcome.code, outcome.message) == (grpc.StatusCode.UNAVAILABLE, "no")
     assert outcome.events == []

@@ -11,7 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from draftgate import contract
-from draftgate.gateway import Gateway, readiness
+from draftgate.gateway import Gateway
+from draftgate.upstream import replica
 from draftgate.upstream.client import TritonClient
 from tests.fakes.triton import FakeTriton
 from tests.support.gateway import Client, connected, running_gateway
@@ -104,7 +105,7 @@ async def test_a_probe_that_breaks_is_not_serving_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    owner: Any = readiness if probe == "not_ready_reason" else TritonClient
+    owner: Any = replica if probe == "not_ready_reason" else TritonClient
     works = getattr(owner, probe)
     broken = True
 

@@ -38,6 +38,7 @@ async def test_reflection_lists_every_service(client: Client) -> None:
     answer = await call.read()
     await call.done_writing()
     assert {service.name for service in answer.list_services_response.service} == {
+        "draftgate.v1.AdminService",
         "draftgate.v1.GateService",
         "draftgate.v1.GenerationService",
         "draftgate.v1.ModelService",
@@ -81,6 +82,13 @@ async def test_an_unusable_address_is_one_clear_error(triton: FakeTriton, listen
     gateway = Gateway(GatewayConfig(triton_target=triton.target, model_name=MODEL, listen=listen))
     with pytest.raises(DraftgateError, match=f"cannot listen on {listen}: ."):
         await gateway.start()
+
+
+async def test_a_target_that_is_no_address_is_one_clear_error() -> None:
+    gateway = Gateway(GatewayConfig(triton_target="127.0.0.1:1,nonsense", model_name=MODEL))
+    with pytest.raises(DraftgateError, match="triton_target: got 'nonsense'") as caught:
+        await gateway.start()
+    assert caught.value.code is ErrorCode.INVALID_ARGUMENT
 
 
 async def test_a_missing_tokenizer_is_one_clear_error(triton: FakeTriton, tmp_path: Path) -> None:

@@ -167,7 +167,8 @@ async def test_each_has_its_own_time_limit(client: Client, triton: FakeTriton) -
         received.tensors["text_input"]: received.tensors["deadline_ms"][0]
         for received in triton.generations
     }
-    assert (limits["endless"], limits["silent"]) == (200, 200)
+    assert 150 <= limits["endless"] <= 200
+    assert 150 <= limits["silent"] <= 200
     assert 50_000 < limits["p"] < 61_000  # gRPC rounds it up
     await triton.wait_for(lambda: len(triton.stops) == 2)
 

@@ -16,6 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from draftgate._pb.draftgate.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     gate_pb2_grpc,
     generation_pb2,
     generation_pb2_grpc,
@@ -119,6 +121,7 @@ class Client:
         self.gate = gate_pb2_grpc.GateServiceStub(channel)
         self.sessions = session_pb2_grpc.SessionServiceStub(channel)
         self.tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)
 
     async def generate(
@@ -161,6 +164,11 @@ class Client:
 
     async def get_model(self, name: str = "") -> model_pb2.Model:
         return (await self.models.GetModel(model_pb2.GetModelRequest(name=name))).model
+
+    async def replicas(self) -> dict[str, admin_pb2.Replica]:
+        """The replicas by their addresses."""
+        answer = await self.admin.ListReplicas(admin_pb2.ListReplicasRequest())
+        return {replica.address: replica for replica in answer.replicas}
 
     async def status(self, service: str = "") -> int:
         """The health status of a service."""

@@ -224,7 +224,7 @@ async def test_a_server_that_stops(triton: FakeTriton, collector: Collector) -> 
 async def test_an_engine_that_fails(
     triton: FakeTriton, collector: Collector, script: Script, code: str, server_error: bool
 ) -> None:
-    triton.scripts = [script]
+    triton.default = script
     async with traced(triton, collector) as (_, client):
         assert (await client.generate(prompt="Hi")).code is grpc.StatusCode[code]
     server, inference = generate_spans(collector)
@@ -232,6 +232,19 @@ async def test_an_engine_that_fails(
     assert server.is_error is server_error
     assert inference.is_error
     assert inference.attributes["error.type"] == code
+
+
+async def test_a_generation_that_lost_its_model_server(
+    triton: FakeTriton, collector: Collector
+) -> None:
+    triton.scripts = [Script(in_band_error="Server exiting"), words("a")]
+    async with traced(triton, collector) as (_, client):
+        assert (await client.generate(prompt="Hi")).code is grpc.StatusCode.OK
+    server, inference = generate_spans(collector)
+    assert server.attributes["rpc.response.status_code"] == "OK"
+    assert not inference.is_error
+    assert inference.attributes["draftgate.upstream.resumes"] == 1
+    assert inference.attributes["draftgate.upstream.request_id"] == triton.generations[1].id
 
 
 async def test_a_refused_request_has_a_server_span_only(

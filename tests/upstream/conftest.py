@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from draftgate.upstream.tritonserver import TritonServer, TritonServerConfig
+from tests.support.processes import processes_of_group
 
 ECHO = """
     def execute(self, requests):
@@ -44,14 +44,7 @@ class Traces:
 
     def processes(self) -> dict[int, str]:
         """The run's processes, zombies included, and what each runs."""
-        found = {}
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                if os.getpgid(int(entry)) == self._group:
-                    found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_text().split("\0")[0]
-            except (ProcessLookupError, FileNotFoundError):
-                continue  # it ended in this moment
-        return found
+        return processes_of_group(self._group)
 
     def pid_of(self, program: str) -> int:
         [pid] = [pid for pid, path in self.processes().items() if Path(path).name == program]

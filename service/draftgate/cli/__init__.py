@@ -18,7 +18,7 @@ import typer
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from draftgate import __version__
-from draftgate.cli import chat, generate, serve, top
+from draftgate.cli import chat, gateway, generate, serve, top
 from draftgate.cli.config import config_app
 from draftgate.cli.gate import gate_app
 from draftgate.cli.keys import keys_app
@@ -40,6 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(serve.serve)
+app.command()(gateway.gateway)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(top.top)

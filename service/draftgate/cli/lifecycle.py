@@ -26,6 +26,7 @@ from draftgate.cli.client import GatewayClient
 from draftgate.cli.options import DEFAULT_SERVER
 from draftgate.cli.preparation import Preparation
 from draftgate.cli.render import Renderer
+from draftgate.cli.stop import Stop
 from draftgate.config import Settings, changed, gateway_config
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.listen import check_listen
@@ -70,7 +71,7 @@ async def run_until_stopped(config: ServeConfig) -> int:
 
     Raises DraftgateError when the service cannot start, or when Triton is lost for good.
     """
-    stop = _Stop()
+    stop = Stop()
     service = _Service(config, stop)
     with stop.on_signals(), service.on_reload():
         job = asyncio.create_task(service.run())
@@ -88,36 +89,10 @@ async def run_until_stopped(config: ServeConfig) -> int:
     return _STOPPED if service.ready else _INTERRUPTED
 
 
-class _Stop:
-    """The wish to stop, as signals express it."""
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self.requested = asyncio.Event()
-        self.forced = asyncio.Event()
-
-    @contextlib.contextmanager
-    def on_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in self.numbers:
-            loop.add_signal_handler(number, self._ask)
-        try:
-            yield
-        finally:
-            for number in self.numbers:
-                loop.remove_signal_handler(number)
-
-    def _ask(self) -> None:
-        if self.requested.is_set():
-            self.forced.set()
-        self.requested.set()
-
-
 class _Service:
     """The parts, in the order in which they start."""
 
-    def __init__(self, config: ServeConfig, stop: _Stop) -> None:
+    def __init__(self, config: ServeConfig, stop: Stop) -> None:
         self._config = config
         self._stop = stop
         self._triton: TritonServer | None = None

@@ -8,6 +8,8 @@ from pathlib import Path
 from draftgate.gateway.admission.config import AdmissionConfig
 from draftgate.gateway.auth.config import SecurityConfig
 from draftgate.upstream.buffer import BufferLimits
+from draftgate.upstream.replicas import ReplicaSetConfig
+from draftgate.upstream.resume import ResumeLimits
 
 __all__ = ["GatewayConfig"]
 
@@ -17,7 +19,8 @@ class GatewayConfig:
     """Everything the gateway needs to know before it starts."""
 
     triton_target: str
-    """Triton's gRPC address, host:port."""
+    """Triton's gRPC address, host:port; several replicas are separated by commas, and
+    dns:///name:port stands for a replica at each address of the name."""
     model_name: str
     """The name under which clients ask for the served model."""
     listen: str = "127.0.0.1:50051"
@@ -51,9 +54,13 @@ class GatewayConfig:
     write_timeout_s: float = 10.0
     """How long one event may wait for the reader's transport before the call is ended."""
     probe_interval_s: float = 1.0
-    """Time between two looks at Triton's readiness."""
+    """Time between two looks at a replica's readiness."""
     probe_timeout_s: float = 5.0
-    """How long Triton may take to say whether it is ready."""
+    """How long a replica may take to say whether it is ready."""
+    replicas: ReplicaSetConfig = field(default_factory=ReplicaSetConfig)
+    """How replicas are watched and chosen from."""
+    resume: ResumeLimits = field(default_factory=ResumeLimits)
+    """How generations go on when their replica is lost."""
     flush_timeout_s: float = 3.0
     """How long a drain waits for the last spans to be exported."""
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from draftgate._pb.draftgate.v1 import admin_pb2, model_pb2
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
-from draftgate._pb.draftgate.v1 import model_pb2
 from draftgate.contract import DraftSource, FinishReason
 from draftgate.errors import invalid_argument
 from draftgate.gateway.admission import Priority
@@ -16,6 +16,7 @@ from draftgate.gateway.validate import GenerationInput
 from draftgate.sampling import SamplingParams, Verification
 from draftgate.telemetry.report import GenerationReport
 from draftgate.text import Message
+from draftgate.upstream.replica import Replica, ReplicaState
 from draftgate.upstream.types import EngineDescription
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "generation_input",
     "model_message",
     "once_response",
+    "replica_message",
     "response",
 ]
 
@@ -43,6 +45,13 @@ DRAFT_SOURCES = {
     DraftSource.MEDUSA: pb.DRAFT_SOURCE_MEDUSA,
 }
 """The protocol's number of each drafter."""
+_REPLICA_STATES = {
+    ReplicaState.NOT_READY: admin_pb2.REPLICA_STATE_NOT_READY,
+    ReplicaState.READY: admin_pb2.REPLICA_STATE_READY,
+    ReplicaState.PROBATION: admin_pb2.REPLICA_STATE_PROBATION,
+    ReplicaState.EJECTED: admin_pb2.REPLICA_STATE_EJECTED,
+    ReplicaState.DRAINING: admin_pb2.REPLICA_STATE_DRAINING,
+}
 _VERIFICATIONS: Mapping[int, Verification | None] = {
     pb.VERIFICATION_UNSPECIFIED: None,
     pb.VERIFICATION_REJECTION: Verification.REJECTION,
@@ -126,6 +135,20 @@ def model_message(name: str, engine: EngineDescription) -> model_pb2.Model:
     )
 
 
+def replica_message(replica: Replica) -> admin_pb2.Replica:
+    """A replica as operators see it."""
+    return admin_pb2.Replica(
+        address=replica.target,
+        state=_REPLICA_STATES[replica.state],
+        reason=replica.reason if replica.engine is None else "",
+        generations=replica.generations,
+        outstanding_tokens=replica.load.tokens,
+        ejections=replica.ejections,
+        resumes=replica.resumes,
+        model=replica.engine.name if replica.engine is not None else "",
+    )
+
+
 def _sampling(request: pb.GenerateRequest) -> SamplingParams:
     # The fields of SamplingParameters are named as those here; one not given keeps its default.
     given: dict[str, Any] = {field.name: value for field, value in request.sampling.ListFields()}
@@ -202,6 +225,7 @@ def _finished(event: Finished) -> pb.GenerationFinished:
             cached_tokens=report.cached_tokens if report.told is None else None,
         ),
         speculation=_speculation(report),
+        resumes=report.resumes,
     )
     if event.stop_string is not None:
         message.stop_string = event.stop_string

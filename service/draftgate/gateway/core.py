@@ -21,7 +21,8 @@ from draftgate.telemetry.report import GenerationReport
 from draftgate.telemetry.spans import OK, InferenceSpan, InferenceStart, note_tenant, note_wait
 from draftgate.telemetry.tracing import Tracing
 from draftgate.text import StopStrings, Tokenizer
-from draftgate.upstream.client import Generation, TritonClient
+from draftgate.upstream.replicas import ReplicaSet
+from draftgate.upstream.resume import ResumeLimits, ResumingGeneration
 from draftgate.upstream.types import (
     ChatPrompt,
     Chunk,
@@ -68,19 +69,21 @@ class GenerationCore:
 
     def __init__(
         self,
-        client: TritonClient,
+        replicas: ReplicaSet,
         tracing: Tracing,
         admission: Admission,
         *,
         model_name: str,
         tokenizer: Tokenizer | None,
+        resume: ResumeLimits,
     ) -> None:
-        self._client = client
+        self._replicas = replicas
         self._tracing = tracing
         self._admission = admission
         self._model_name = model_name
         self._tokenizer = tokenizer
-        self._running: dict[str, Generation] = {}
+        self._resume = resume
+        self._running: dict[str, ResumingGeneration] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -89,10 +92,11 @@ class GenerationCore:
     async def run(self, call: GenerationCall) -> AsyncIterator[Running]:
         """The events of one generation, to be used as `async with core.run(call) as events`.
 
-        Waits for a place if the server is full. Leaving early frees the engine's row. Iterating
-        raises DraftgateError for whatever ended the generation, after a `Finished` with what was
-        done if there was anything. Raises DraftgateError: UNAVAILABLE while draining,
-        ALREADY_EXISTS for an id that is running, and what `Admission.admitted` raises.
+        Waits for a place if the server is full. Leaving early frees the engine's row. A replica
+        that is lost is not the generation's end: it goes on elsewhere. Iterating raises
+        DraftgateError for whatever ended the generation, after a `Finished` with what was done if
+        there was anything. Raises DraftgateError: UNAVAILABLE while draining, ALREADY_EXISTS for
+        an id that is running, and what `Admission.admitted` raises.
         """
         ask = ask_for(call.request, current_tenant(), call.priority)
         async with self._admission.admitted(ask) as place:
@@ -107,8 +111,10 @@ class GenerationCore:
     async def _run(self, call: GenerationCall, place: Place) -> AsyncIterator[Running]:
         request = call.request
         self._admit(request)
-        generation = self._client.generate(request)
-        span = InferenceSpan(self._tracing.tracer, self._span_start(request, generation.wire_id))
+        generation = ResumingGeneration(
+            self._replicas, request, tokenizer=self._tokenizer, limits=self._resume
+        )
+        span = InferenceSpan(self._tracing.tracer, self._span_start(request))
         report = GenerationReport()
         deadline_s = _deadline_s(request)
         code: str = ErrorCode.INTERNAL
@@ -121,7 +127,7 @@ class GenerationCore:
 
         try:
             async with (
-                generation.started(span.metadata()),
+                generation.started(span.metadata(), span.sent),
                 aclosing(self._events(call, generation, span, report)) as events,
             ):
                 yield Running(events, end)
@@ -134,12 +140,18 @@ class GenerationCore:
             code = ErrorCode.DEADLINE_EXCEEDED if passed else ErrorCode.CANCELLED
             raise
         finally:
+            report.resumes = generation.resumes
             span.end(code, report)
             if report.prompt_tokens:
                 place.used_tokens = report.prompt_tokens + report.output_tokens
             del self._running[request.request_id]
             if not self._running:
                 self._idle.set()
+
+    @property
+    def running(self) -> int:
+        """How many generations run."""
+        return len(self._running)
 
     def drain(self) -> None:
         """Take no new generations from now on."""
@@ -172,20 +184,18 @@ class GenerationCore:
                 field="request_id",
             )
 
-    def _span_start(self, request: GenerationRequest, wire_id: str) -> InferenceStart:
+    def _span_start(self, request: GenerationRequest) -> InferenceStart:
         return InferenceStart(
             operation="chat" if isinstance(request.prompt, ChatPrompt) else "text_completion",
             model=self._model_name,
             request_id=request.request_id,
-            upstream_request_id=wire_id,
             sampling=request.sampling,
-            server=self._client.config.target,
         )
 
     async def _events(
         self,
         call: GenerationCall,
-        generation: Generation,
+        generation: ResumingGeneration,
         span: InferenceSpan,
         report: GenerationReport,
     ) -> AsyncGenerator[Event, None]:
@@ -218,6 +228,7 @@ class GenerationCore:
         else:
             if report.finish_reason in _FAILED_ENDS:
                 failure = DraftgateError(*_FAILED_ENDS[report.finish_reason])
+        report.resumes = generation.resumes
         if held := stops.flush():  # It failed: this is text all the same.
             yield _only_text(held, call.index)
         if started:

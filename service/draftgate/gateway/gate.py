@@ -12,6 +12,7 @@ from draftgate._pb.draftgate.v1 import gate_pb2_grpc
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.gateway import gate_convert
 from draftgate.upstream.client import TritonClient
+from draftgate.upstream.replicas import ReplicaSet
 
 __all__ = ["GateServicer"]
 
@@ -19,13 +20,14 @@ _INTERVAL_MS = 1000
 _INTERVALS_MS = (50, 60_000)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_Request = pb.GetStateRequest | pb.WatchStateRequest | pb.SetPolicyRequest | pb.WatchStepsRequest
 
 
 class GateServicer(gate_pb2_grpc.GateServiceServicer):
     """Raises DraftgateError; the call boundary makes it the status."""
 
-    def __init__(self, client: TritonClient) -> None:
-        self._client = client
+    def __init__(self, replicas: ReplicaSet) -> None:
+        self._replicas = replicas
         self._closing = asyncio.Event()
 
     def drain(self) -> None:
@@ -35,14 +37,15 @@ class GateServicer(gate_pb2_grpc.GateServiceServicer):
     async def GetState(  # noqa: N802  # the name is the protocol's
         self, request: pb.GetStateRequest, context: _Context
     ) -> pb.GetStateResponse:
-        return pb.GetStateResponse(state=await self._state())
+        return pb.GetStateResponse(state=await _state(self._client(request)))
 
     async def WatchState(  # type: ignore[override]  # noqa: N802  # writes instead of yielding
         self, request: pb.WatchStateRequest, context: _Context
     ) -> None:
         interval_s = _interval_s(request)
+        client = self._client(request)
         while True:
-            await context.write(pb.WatchStateResponse(state=await self._state()))
+            await context.write(pb.WatchStateResponse(state=await _state(client)))
             await self._pause(interval_s)
 
     async def SetPolicy(  # noqa: N802
@@ -52,7 +55,7 @@ class GateServicer(gate_pb2_grpc.GateServiceServicer):
             raise invalid_argument("policy", None, "a policy, which replaces the present one")
         policy = gate_convert.policy_mapping(request.policy)
         try:
-            state = await self._client.set_gate_policy(policy, save=request.save)
+            state = await self._client(request).set_gate_policy(policy, save=request.save)
         except DraftgateError as error:
             raise gate_convert.policy_error(error) from error
         return pb.SetPolicyResponse(state=gate_convert.state_message(state))
@@ -61,12 +64,13 @@ class GateServicer(gate_pb2_grpc.GateServiceServicer):
         self, request: pb.WatchStepsRequest, context: _Context
     ) -> None:
         interval_s = _interval_s(request)
-        upto, read = await self._begin(request)
+        client = self._client(request)
+        upto, read = await _begin(client, request)
         await context.write(read.message)
         while True:
             if read.last_step <= upto:
                 await self._pause(interval_s)
-            before, read = read, await self._steps(upto)
+            before, read = read, await _steps(client, upto)
             if read.run != before.run:
                 raise DraftgateError(
                     ErrorCode.UNAVAILABLE, "the engine was restarted: its steps count from 1 again"
@@ -75,26 +79,9 @@ class GateServicer(gate_pb2_grpc.GateServiceServicer):
                 upto = read.message.steps[-1].step
                 await context.write(read.message)
 
-    async def _begin(self, request: pb.WatchStepsRequest) -> tuple[int, gate_convert.StepsRead]:
-        """The number of the step up to which a caller has them now, and what was read."""
-        if not request.HasField("after_step"):
-            read = await self._steps(None)
-            return read.last_step, read
-        if request.after_step < 0:
-            raise invalid_argument("after_step", request.after_step, "an integer from 0 on")
-        read = await self._steps(request.after_step)
-        if request.after_step > read.last_step:
-            raise invalid_argument(
-                "after_step", request.after_step, f"0 to {read.last_step}, the engine's last step"
-            )
-        steps = read.message.steps
-        return steps[-1].step if steps else request.after_step, read
-
-    async def _state(self) -> pb.GateState:
-        return gate_convert.state_message(await self._client.gate_state())
-
-    async def _steps(self, after: int | None) -> gate_convert.StepsRead:
-        return gate_convert.steps_read(await self._client.gate_steps(after))
+    def _client(self, request: _Request) -> TritonClient:
+        """Of the replica that the request names."""
+        return self._replicas.named(request.replica).client
 
     async def _pause(self, seconds: float) -> None:
         """Raises DraftgateError(UNAVAILABLE) when the server shuts down meanwhile."""
@@ -104,6 +91,32 @@ class GateServicer(gate_pb2_grpc.GateServiceServicer):
         except TimeoutError:
             return
         raise DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down")
+
+
+async def _begin(
+    client: TritonClient, request: pb.WatchStepsRequest
+) -> tuple[int, gate_convert.StepsRead]:
+    """The number of the step up to which a caller has them now, and what was read."""
+    if not request.HasField("after_step"):
+        read = await _steps(client, None)
+        return read.last_step, read
+    if request.after_step < 0:
+        raise invalid_argument("after_step", request.after_step, "an integer from 0 on")
+    read = await _steps(client, request.after_step)
+    if request.after_step > read.last_step:
+        raise invalid_argument(
+            "after_step", request.after_step, f"0 to {read.last_step}, the engine's last step"
+        )
+    steps = read.message.steps
+    return steps[-1].step if steps else request.after_step, read
+
+
+async def _state(client: TritonClient) -> pb.GateState:
+    return gate_convert.state_message(await client.gate_state())
+
+
+async def _steps(client: TritonClient, after: int | None) -> gate_convert.StepsRead:
+    return gate_convert.steps_read(await client.gate_steps(after))
 
 
 def _interval_s(request: pb.WatchStateRequest | pb.WatchStepsRequest) -> float:

@@ -9,6 +9,8 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from draftgate._pb.draftgate.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     gate_pb2,
     gate_pb2_grpc,
     generation_pb2,
@@ -22,6 +24,7 @@ from draftgate._pb.draftgate.v1 import (
 )
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway import passthrough
+from draftgate.gateway.admin import AdminServicer
 from draftgate.gateway.admission import Admission, Capacity
 from draftgate.gateway.auth import Authenticator, AuthInterceptor, ServerCertificates, ServerLimits
 from draftgate.gateway.boundary import CallBoundary
@@ -40,7 +43,10 @@ from draftgate.gateway.session_servicer import SessionServicer
 from draftgate.gateway.tokenizer import TokenizerServicer
 from draftgate.telemetry.tracing import Tracing, configured_endpoint
 from draftgate.text import Tokenizer
+from draftgate.upstream.addresses import parse_addresses
 from draftgate.upstream.client import TritonClient, TritonClientConfig
+from draftgate.upstream.replica import Probe
+from draftgate.upstream.replicas import ReplicaSet
 
 __all__ = ["Gateway"]
 
@@ -50,6 +56,7 @@ _SERVICES = (
     gate_pb2.DESCRIPTOR.services_by_name["GateService"].full_name,
     session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
     tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name,
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
     passthrough.SERVICE,
 )
 
@@ -97,9 +104,10 @@ class Gateway:
         """Listen. It serves as soon as Triton is ready, and says so through its health service.
 
         Raises DraftgateError if it cannot listen, or read the tokenizer, the certificate or the
-        tenants.
+        tenants; INVALID_ARGUMENT if `triton_target` is no address.
         """
         config = self.config
+        addresses = parse_addresses(config.triton_target)
         await asyncio.to_thread(self._read_security)
         tokenizer = (
             await asyncio.to_thread(Tokenizer.load, config.tokenizer_dir)
@@ -110,32 +118,31 @@ class Gateway:
             endpoint=configured_endpoint(config.otlp_endpoint),
             sample_ratio=config.trace_sample_ratio,
         )
-        self._client = TritonClient(
-            TritonClientConfig(
-                config.triton_target, entry_model=config.entry, limits=config.stream_limits
+        self._replicas = ReplicaSet(
+            addresses,
+            config.replicas,
+            lambda target: TritonClient(
+                TritonClientConfig(target, entry_model=config.entry, limits=config.stream_limits),
+                tokenizer,
             ),
-            tokenizer,
+            probe=Probe(config.probe_interval_s, config.probe_timeout_s),
         )
         self._health = HealthServicer(_SERVICES)
-        self._readiness = Readiness(
-            self._client,
-            interval_s=config.probe_interval_s,
-            timeout_s=config.probe_timeout_s,
-            on_change=self._serving_changed,
-        )
+        self._readiness = Readiness(self._replicas, on_change=self._replicas_changed)
         self._admission = Admission(config.admission)
         self._core = GenerationCore(
-            self._client,
+            self._replicas,
             self._tracing,
             self._admission,
             model_name=config.model_name,
             tokenizer=tokenizer,
+            resume=config.resume,
         )
-        self._gate = GateServicer(self._client)
+        self._gate = GateServicer(self._replicas)
         self._sessions = SessionServicer(config, self._core, self._readiness)
         self._tokenizing = TokenizerServicer(config, tokenizer)
         self._passthrough = Passthrough(
-            lambda: self._client,
+            lambda: self._replicas.named("").client,
             self._tracing,
             StreamSettings(config.stream_limits, config.write_timeout_s),
         )
@@ -153,6 +160,7 @@ class Gateway:
             await self._close()
             raise
         await self._server.start()
+        self._replicas.start()
         self._tasks.add(asyncio.create_task(self._readiness.watch()))
         if self._authenticator:
             self._tasks.add(asyncio.create_task(self._authenticator.watch()))
@@ -167,6 +175,12 @@ class Gateway:
         if self._certificates:
             self._certificates.check()
 
+    def refuse_new(self) -> None:
+        """Not serving and no new work from now on; what runs goes on."""
+        self._health.drain()
+        self._core.drain()
+        self._passthrough.drain()
+
     async def drain(self, grace_s: float) -> None:
         """Stop: not serving, no new work, streams finish within `grace_s`, the rest is cut.
 
@@ -174,9 +188,7 @@ class Gateway:
         """
         if self._port is None:
             return
-        self._health.drain()
-        self._core.drain()
-        self._passthrough.drain()
+        self.refuse_new()
         if not await self._idle(grace_s):
             self._core.cut()
             self._passthrough.cut()
@@ -191,11 +203,16 @@ class Gateway:
         await self._close()
         self._port = None
 
-    def _serving_changed(self, serving: bool) -> None:
-        if serving:
-            engine = self._readiness.engine
-            rows = engine.max_batch_rows or _UNKNOWN_ROWS
-            self._admission.set_capacity(Capacity(rows, engine.kv_total_tokens))
+    def _replicas_changed(self, serving: bool) -> None:
+        engines = [each.engine for each in self._replicas.replicas if each.serving and each.engine]
+        if engines:
+            kv_tokens = [engine.kv_total_tokens for engine in engines]
+            self._admission.set_capacity(
+                Capacity(
+                    sum(engine.max_batch_rows or _UNKNOWN_ROWS for engine in engines),
+                    sum(kv_tokens) if all(kv_tokens) else 0,
+                )
+            )
         self._health.set_serving(serving)
 
     async def _idle(self, timeout_s: float) -> bool:
@@ -207,7 +224,7 @@ class Gateway:
         )
 
     async def _close(self) -> None:
-        await self._client.close()
+        await self._replicas.close()
         await self._tracing.shutdown(self.config.flush_timeout_s)
 
     def _read_security(self) -> None:
@@ -237,6 +254,9 @@ class Gateway:
         session_pb2_grpc.add_SessionServiceServicer_to_server(self._sessions, server)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self._tokenizing, server)
         server.add_generic_rpc_handlers((self._passthrough.handler(),))
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminServicer(self._replicas, self._core, self.refuse_new), server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         health = "grpc.health.v1.Health"
         reflection.enable_server_reflection((*_SERVICES, health, reflection.SERVICE_NAME), server)

@@ -19,6 +19,8 @@ class GenerationReport:
     """Emitted tokens; rejected drafts and drafts cut off by the end do not count."""
     finish_reason: str = ""
     """Empty unless the generation came to its own end."""
+    resumes: int = 0
+    """How often it lost its model server and went on elsewhere."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     histogram: list[int] = field(default_factory=list)

@@ -102,10 +102,7 @@ class InferenceStart:
     """`chat` or `text_completion`."""
     model: str
     request_id: str
-    upstream_request_id: str
     sampling: SamplingParams
-    server: str
-    """Address of the model server, host:port."""
 
 
 class InferenceSpan:
@@ -128,6 +125,18 @@ class InferenceSpan:
         Triton records whatever comes with a context and ignores its sampled bit.
         """
         return _metadata(self._span)
+
+    def sent(self, upstream_request_id: str, server: str) -> None:
+        """It goes to the model server at this address, host:port; once more if that one is
+        lost."""
+        if not self._span.is_recording():
+            return
+        address, _, port = server.rpartition(":")
+        self._span.set_attributes(
+            {names.UPSTREAM_REQUEST_ID: upstream_request_id, names.SERVER_ADDRESS: address}
+        )
+        if port.isdecimal():
+            self._span.set_attribute(names.SERVER_PORT, int(port))
 
     def chunk(self) -> None:
         """A chunk came."""
@@ -245,8 +254,6 @@ def _start_attributes(start: InferenceStart) -> Mapping[str, AttributeValue]:
         names.GEN_AI_REQUEST_PRESENCE_PENALTY: sampling.presence_penalty,
         names.GEN_AI_REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,
         names.GEN_AI_RESPONSE_ID: start.request_id,
-        names.UPSTREAM_REQUEST_ID: start.upstream_request_id,
-        **_server_attributes(start.server),
     }
     # Attribute integers are signed 64-bit; a larger seed would make the whole export fail.
     if sampling.seed is not None and sampling.seed < 2**63:
@@ -263,6 +270,7 @@ def _end_attributes(report: GenerationReport) -> Mapping[str, AttributeValue]:
             names.SPEC_NUM_DRAFT_TOKENS: totals.drafted_tokens,
             names.SPEC_NUM_ACCEPTED_DRAFT_TOKENS: totals.accepted_tokens,
             names.SPEC_DERIVED: totals.derived or None,
+            names.UPSTREAM_RESUMES: report.resumes or None,
             names.SPEC_ACCEPTANCE_HISTOGRAM: (
                 tuple(report.histogram) if report.told is None else None
             ),

@@ -80,6 +80,8 @@ class TritonClient:
         self._tokenizer = tokenizer
         self.profile: Profile = DraftgateProfile()
         """How its models are spoken to; our own way until `find_profile` has looked."""
+        self.chunks_received = 0
+        """Of all generations together, so that who watches sees whether anything moves."""
         self._channel = grpc.aio.insecure_channel(config.target, options=_CHANNEL_OPTIONS)
         self._stub = GRPCInferenceServiceStub(self._channel)
         self._raw_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = (
@@ -296,6 +298,21 @@ class Generation:
         finally:
             self.abandon(DraftgateError(ErrorCode.CANCELLED, "the generation was abandoned"))
 
+    @property
+    def began(self) -> bool:
+        """Whether any chunk came."""
+        return self._began
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come from Triton; chunks may still wait to be taken."""
+        return self._buffer.ended
+
+    @property
+    def refused(self) -> bool:
+        """Whether it was turned down before it began."""
+        return self._refused
+
     def __aiter__(self) -> Generation:
         return self
 
@@ -352,6 +369,7 @@ class Generation:
             self._fail_upstream(failures.from_text(response.error_message))
         else:
             self._began = self._began or responses.has_outputs(response.infer_response)
+            self._client.chunks_received += responses.has_outputs(response.infer_response)
             try:
                 self._put(self._reader.read(response.infer_response))
             except DraftgateError as error:

@@ -31,6 +31,11 @@ _TEXTS: tuple[tuple[str, ErrorCode, str], ...] = (
     ("Server not ready", ErrorCode.UNAVAILABLE, "the model server is not ready"),
     ("is not at ready state", ErrorCode.UNAVAILABLE, "the model is loading or unloading"),
     ("has no available versions", ErrorCode.UNAVAILABLE, "the model is not loaded"),
+    ("Stub process", ErrorCode.UNAVAILABLE, "the model's process ended"),
+    # gRPC's own words for a connection that broke under a call; the status that comes with them
+    # differs.
+    ("RST_STREAM", ErrorCode.UNAVAILABLE, "the connection to the model server broke"),
+    ("Stream removed", ErrorCode.UNAVAILABLE, "the connection to the model server broke"),
     (
         "This protocol is restricted, expecting header",
         ErrorCode.FAILED_PRECONDITION,

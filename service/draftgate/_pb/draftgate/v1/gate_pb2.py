@@ -25,49 +25,49 @@ _sym_db = _symbol_database.Default()
 from draftgate._pb.draftgate.v1 import generation_pb2 as draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%draftgate/_pb/draftgate/v1/gate.proto\x12\x0c\x64raftgate.v1\x1a+draftgate/_pb/draftgate/v1/generation.proto\"\x11\n\x0fGetStateRequest\":\n\x10GetStateResponse\x12&\n\x05state\x18\x01 \x01(\x0b\x32\x17.draftgate.v1.GateState\"=\n\x11WatchStateRequest\x12\x18\n\x0binterval_ms\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0e\n\x0c_interval_ms\"<\n\x12WatchStateResponse\x12&\n\x05state\x18\x01 \x01(\x0b\x32\x17.draftgate.v1.GateState\"J\n\x10SetPolicyRequest\x12(\n\x06policy\x18\x01 \x01(\x0b\x32\x18.draftgate.v1.GatePolicy\x12\x0c\n\x04save\x18\x02 \x01(\x08\";\n\x11SetPolicyResponse\x12&\n\x05state\x18\x01 \x01(\x0b\x32\x17.draftgate.v1.GateState\"e\n\x11WatchStepsRequest\x12\x18\n\x0binterval_ms\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nafter_step\x18\x02 \x01(\x03H\x01\x88\x01\x01\x42\x0e\n\x0c_interval_msB\r\n\x0b_after_step\"I\n\x12WatchStepsResponse\x12%\n\x05steps\x18\x01 \x03(\x0b\x32\x16.draftgate.v1.GateStep\x12\x0c\n\x04lost\x18\x02 \x01(\x03\"\xd3\x02\n\x08GateStep\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06time_s\x18\x02 \x01(\x01\x12\x0c\n\x04rows\x18\x03 \x01(\x05\x12\x16\n\x0eprefill_tokens\x18\x04 \x01(\x05\x12\x11\n\tkv_tokens\x18\x05 \x01(\x03\x12\x11\n\tdraft_len\x18\x06 \x01(\x05\x12(\n\x06reason\x18\x07 \x01(\x0e\x32\x18.draftgate.v1.GateReason\x12\x16\n\x0e\x64rafted_tokens\x18\x08 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\t \x01(\x05\x12\x16\n\x0e\x65mitted_tokens\x18\n \x01(\x05\x12+\n\x08outcomes\x18\x0b \x03(\x0b\x32\x19.draftgate.v1.GateOutcome\x12\x18\n\x0b\x65xpected_ms\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bmeasured_ms\x18\r \x01(\x01\x42\x0e\n\x0c_expected_ms\"o\n\x0bGateOutcome\x12/\n\x0c\x64raft_source\x18\x01 \x01(\x0e\x32\x19.draftgate.v1.DraftSource\x12\x16\n\x0e\x64rafted_tokens\x18\x02 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\x05\"\xda\x01\n\nGatePolicy\x12$\n\x04mode\x18\x01 \x01(\x0e\x32\x16.draftgate.v1.GateMode\x12\x16\n\tdraft_len\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\rmax_draft_len\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0bmax_step_ms\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x0bmax_tpot_ms\x18\x05 \x01(\x01H\x03\x88\x01\x01\x42\x0c\n\n_draft_lenB\x10\n\x0e_max_draft_lenB\x0e\n\x0c_max_step_msB\x0e\n\x0c_max_tpot_ms\"\xbb\x05\n\tGateState\x12(\n\x06policy\x18\x01 \x01(\x0b\x32\x18.draftgate.v1.GatePolicy\x12\x11\n\tdraft_len\x18\x02 \x01(\x05\x12(\n\x06reason\x18\x03 \x01(\x0e\x32\x18.draftgate.v1.GateReason\x12\x0c\n\x04rows\x18\x04 \x01(\x05\x12\r\n\x05steps\x18\x05 \x01(\x03\x12\x10\n\x08switches\x18\x06 \x01(\x03\x12\x1d\n\x10\x65xpected_step_ms\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10measured_step_ms\x18\x08 \x01(\x01\x12\x1d\n\x10\x65xpected_speedup\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x16\n\x0e\x65mitted_tokens\x18\n \x01(\x03\x12\x10\n\x08uptime_s\x18\x0b \x01(\x01\x12/\n\ncandidates\x18\x0c \x03(\x0b\x32\x1b.draftgate.v1.GateCandidate\x12\x30\n\nacceptance\x18\r \x03(\x0b\x32\x1c.draftgate.v1.GateAcceptance\x12.\n\x07reasons\x18\x0e \x03(\x0b\x32\x1d.draftgate.v1.GateReasonCount\x12+\n\x05\x63osts\x18\x0f \x01(\x0b\x32\x17.draftgate.v1.GateCostsH\x02\x88\x01\x01\x12\x14\n\x0crunning_rows\x18\x10 \x01(\x05\x12\x14\n\x0cwaiting_rows\x18\x11 \x01(\x05\x12\x16\n\x0ekv_used_tokens\x18\x12 \x01(\x03\x12\x17\n\x0fkv_total_tokens\x18\x13 \x01(\x03\x12\x14\n\x0cverify_steps\x18\x14 \x01(\x03\x12\x16\n\x0e\x64rafted_tokens\x18\x15 \x01(\x03\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x16 \x01(\x03\x42\x13\n\x11_expected_step_msB\x13\n\x11_expected_speedupB\x08\n\x06_costs\"C\n\rGateCandidate\x12\x11\n\tdraft_len\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x01(\x01\x12\x0f\n\x07step_ms\x18\x03 \x01(\x01\"P\n\x0eGateAcceptance\x12/\n\x0c\x64raft_source\x18\x01 \x01(\x0e\x32\x19.draftgate.v1.DraftSource\x12\r\n\x05rates\x18\x02 \x03(\x01\"J\n\x0fGateReasonCount\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.draftgate.v1.GateReason\x12\r\n\x05steps\x18\x02 \x01(\x03\"l\n\tGateCosts\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x12\n\x05\x61ge_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x31\n\x0b\x63orrections\x18\x03 \x03(\x0b\x32\x1c.draftgate.v1.GateCorrectionB\x08\n\x06_age_s\"V\n\x0eGateCorrection\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\x08\x12\r\n\x05ratio\x18\x03 \x01(\x01\x12\x14\n\x0cobservations\x18\x04 \x01(\x01*a\n\x08GateMode\x12\x19\n\x15GATE_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eGATE_MODE_AUTO\x10\x01\x12\x11\n\rGATE_MODE_OFF\x10\x02\x12\x13\n\x0fGATE_MODE_FIXED\x10\x03\x32\xcc\x02\n\x0bGateService\x12I\n\x08GetState\x12\x1d.draftgate.v1.GetStateRequest\x1a\x1e.draftgate.v1.GetStateResponse\x12Q\n\nWatchState\x12\x1f.draftgate.v1.WatchStateRequest\x1a .draftgate.v1.WatchStateResponse0\x01\x12L\n\tSetPolicy\x12\x1e.draftgate.v1.SetPolicyRequest\x1a\x1f.draftgate.v1.SetPolicyResponse\x12Q\n\nWatchSteps\x12\x1f.draftgate.v1.WatchStepsRequest\x1a .draftgate.v1.WatchStepsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%draftgate/_pb/draftgate/v1/gate.proto\x12\x0c\x64raftgate.v1\x1a+draftgate/_pb/draftgate/v1/generation.proto\"\"\n\x0fGetStateRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\":\n\x10GetStateResponse\x12&\n\x05state\x18\x01 \x01(\x0b\x32\x17.draftgate.v1.GateState\"N\n\x11WatchStateRequest\x12\x18\n\x0binterval_ms\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07replica\x18\x02 \x01(\tB\x0e\n\x0c_interval_ms\"<\n\x12WatchStateResponse\x12&\n\x05state\x18\x01 \x01(\x0b\x32\x17.draftgate.v1.GateState\"[\n\x10SetPolicyRequest\x12(\n\x06policy\x18\x01 \x01(\x0b\x32\x18.draftgate.v1.GatePolicy\x12\x0c\n\x04save\x18\x02 \x01(\x08\x12\x0f\n\x07replica\x18\x03 \x01(\t\";\n\x11SetPolicyResponse\x12&\n\x05state\x18\x01 \x01(\x0b\x32\x17.draftgate.v1.GateState\"v\n\x11WatchStepsRequest\x12\x18\n\x0binterval_ms\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nafter_step\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x0f\n\x07replica\x18\x03 \x01(\tB\x0e\n\x0c_interval_msB\r\n\x0b_after_step\"I\n\x12WatchStepsResponse\x12%\n\x05steps\x18\x01 \x03(\x0b\x32\x16.draftgate.v1.GateStep\x12\x0c\n\x04lost\x18\x02 \x01(\x03\"\xd3\x02\n\x08GateStep\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06time_s\x18\x02 \x01(\x01\x12\x0c\n\x04rows\x18\x03 \x01(\x05\x12\x16\n\x0eprefill_tokens\x18\x04 \x01(\x05\x12\x11\n\tkv_tokens\x18\x05 \x01(\x03\x12\x11\n\tdraft_len\x18\x06 \x01(\x05\x12(\n\x06reason\x18\x07 \x01(\x0e\x32\x18.draftgate.v1.GateReason\x12\x16\n\x0e\x64rafted_tokens\x18\x08 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\t \x01(\x05\x12\x16\n\x0e\x65mitted_tokens\x18\n \x01(\x05\x12+\n\x08outcomes\x18\x0b \x03(\x0b\x32\x19.draftgate.v1.GateOutcome\x12\x18\n\x0b\x65xpected_ms\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bmeasured_ms\x18\r \x01(\x01\x42\x0e\n\x0c_expected_ms\"o\n\x0bGateOutcome\x12/\n\x0c\x64raft_source\x18\x01 \x01(\x0e\x32\x19.draftgate.v1.DraftSource\x12\x16\n\x0e\x64rafted_tokens\x18\x02 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\x05\"\xda\x01\n\nGatePolicy\x12$\n\x04mode\x18\x01 \x01(\x0e\x32\x16.draftgate.v1.GateMode\x12\x16\n\tdraft_len\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\rmax_draft_len\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0bmax_step_ms\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x0bmax_tpot_ms\x18\x05 \x01(\x01H\x03\x88\x01\x01\x42\x0c\n\n_draft_lenB\x10\n\x0e_max_draft_lenB\x0e\n\x0c_max_step_msB\x0e\n\x0c_max_tpot_ms\"\xbb\x05\n\tGateState\x12(\n\x06policy\x18\x01 \x01(\x0b\x32\x18.draftgate.v1.GatePolicy\x12\x11\n\tdraft_len\x18\x02 \x01(\x05\x12(\n\x06reason\x18\x03 \x01(\x0e\x32\x18.draftgate.v1.GateReason\x12\x0c\n\x04rows\x18\x04 \x01(\x05\x12\r\n\x05steps\x18\x05 \x01(\x03\x12\x10\n\x08switches\x18\x06 \x01(\x03\x12\x1d\n\x10\x65xpected_step_ms\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10measured_step_ms\x18\x08 \x01(\x01\x12\x1d\n\x10\x65xpected_speedup\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x16\n\x0e\x65mitted_tokens\x18\n \x01(\x03\x12\x10\n\x08uptime_s\x18\x0b \x01(\x01\x12/\n\ncandidates\x18\x0c \x03(\x0b\x32\x1b.draftgate.v1.GateCandidate\x12\x30\n\nacceptance\x18\r \x03(\x0b\x32\x1c.draftgate.v1.GateAcceptance\x12.\n\x07reasons\x18\x0e \x03(\x0b\x32\x1d.draftgate.v1.GateReasonCount\x12+\n\x05\x63osts\x18\x0f \x01(\x0b\x32\x17.draftgate.v1.GateCostsH\x02\x88\x01\x01\x12\x14\n\x0crunning_rows\x18\x10 \x01(\x05\x12\x14\n\x0cwaiting_rows\x18\x11 \x01(\x05\x12\x16\n\x0ekv_used_tokens\x18\x12 \x01(\x03\x12\x17\n\x0fkv_total_tokens\x18\x13 \x01(\x03\x12\x14\n\x0cverify_steps\x18\x14 \x01(\x03\x12\x16\n\x0e\x64rafted_tokens\x18\x15 \x01(\x03\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x16 \x01(\x03\x42\x13\n\x11_expected_step_msB\x13\n\x11_expected_speedupB\x08\n\x06_costs\"C\n\rGateCandidate\x12\x11\n\tdraft_len\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x01(\x01\x12\x0f\n\x07step_ms\x18\x03 \x01(\x01\"P\n\x0eGateAcceptance\x12/\n\x0c\x64raft_source\x18\x01 \x01(\x0e\x32\x19.draftgate.v1.DraftSource\x12\r\n\x05rates\x18\x02 \x03(\x01\"J\n\x0fGateReasonCount\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.draftgate.v1.GateReason\x12\r\n\x05steps\x18\x02 \x01(\x03\"l\n\tGateCosts\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x12\n\x05\x61ge_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x31\n\x0b\x63orrections\x18\x03 \x03(\x0b\x32\x1c.draftgate.v1.GateCorrectionB\x08\n\x06_age_s\"V\n\x0eGateCorrection\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\x08\x12\r\n\x05ratio\x18\x03 \x01(\x01\x12\x14\n\x0cobservations\x18\x04 \x01(\x01*a\n\x08GateMode\x12\x19\n\x15GATE_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eGATE_MODE_AUTO\x10\x01\x12\x11\n\rGATE_MODE_OFF\x10\x02\x12\x13\n\x0fGATE_MODE_FIXED\x10\x03\x32\xcc\x02\n\x0bGateService\x12I\n\x08GetState\x12\x1d.draftgate.v1.GetStateRequest\x1a\x1e.draftgate.v1.GetStateResponse\x12Q\n\nWatchState\x12\x1f.draftgate.v1.WatchStateRequest\x1a .draftgate.v1.WatchStateResponse0\x01\x12L\n\tSetPolicy\x12\x1e.draftgate.v1.SetPolicyRequest\x1a\x1f.draftgate.v1.SetPolicyResponse\x12Q\n\nWatchSteps\x12\x1f.draftgate.v1.WatchStepsRequest\x1a .draftgate.v1.WatchStepsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'draftgate._pb.draftgate.v1.gate_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GATEMODE']._serialized_start=2422
-  _globals['_GATEMODE']._serialized_end=2519
+  _globals['_GATEMODE']._serialized_start=2490
+  _globals['_GATEMODE']._serialized_end=2587
   _globals['_GETSTATEREQUEST']._serialized_start=100
-  _globals['_GETSTATEREQUEST']._serialized_end=117
-  _globals['_GETSTATERESPONSE']._serialized_start=119
-  _globals['_GETSTATERESPONSE']._serialized_end=177
-  _globals['_WATCHSTATEREQUEST']._serialized_start=179
-  _globals['_WATCHSTATEREQUEST']._serialized_end=240
-  _globals['_WATCHSTATERESPONSE']._serialized_start=242
-  _globals['_WATCHSTATERESPONSE']._serialized_end=302
-  _globals['_SETPOLICYREQUEST']._serialized_start=304
-  _globals['_SETPOLICYREQUEST']._serialized_end=378
-  _globals['_SETPOLICYRESPONSE']._serialized_start=380
-  _globals['_SETPOLICYRESPONSE']._serialized_end=439
-  _globals['_WATCHSTEPSREQUEST']._serialized_start=441
-  _globals['_WATCHSTEPSREQUEST']._serialized_end=542
-  _globals['_WATCHSTEPSRESPONSE']._serialized_start=544
-  _globals['_WATCHSTEPSRESPONSE']._serialized_end=617
-  _globals['_GATESTEP']._serialized_start=620
-  _globals['_GATESTEP']._serialized_end=959
-  _globals['_GATEOUTCOME']._serialized_start=961
-  _globals['_GATEOUTCOME']._serialized_end=1072
-  _globals['_GATEPOLICY']._serialized_start=1075
-  _globals['_GATEPOLICY']._serialized_end=1293
-  _globals['_GATESTATE']._serialized_start=1296
-  _globals['_GATESTATE']._serialized_end=1995
-  _globals['_GATECANDIDATE']._serialized_start=1997
-  _globals['_GATECANDIDATE']._serialized_end=2064
-  _globals['_GATEACCEPTANCE']._serialized_start=2066
-  _globals['_GATEACCEPTANCE']._serialized_end=2146
-  _globals['_GATEREASONCOUNT']._serialized_start=2148
-  _globals['_GATEREASONCOUNT']._serialized_end=2222
-  _globals['_GATECOSTS']._serialized_start=2224
-  _globals['_GATECOSTS']._serialized_end=2332
-  _globals['_GATECORRECTION']._serialized_start=2334
-  _globals['_GATECORRECTION']._serialized_end=2420
-  _globals['_GATESERVICE']._serialized_start=2522
-  _globals['_GATESERVICE']._serialized_end=2854
+  _globals['_GETSTATEREQUEST']._serialized_end=134
+  _globals['_GETSTATERESPONSE']._serialized_start=136
+  _globals['_GETSTATERESPONSE']._serialized_end=194
+  _globals['_WATCHSTATEREQUEST']._serialized_start=196
+  _globals['_WATCHSTATEREQUEST']._serialized_end=274
+  _globals['_WATCHSTATERESPONSE']._serialized_start=276
+  _globals['_WATCHSTATERESPONSE']._serialized_end=336
+  _globals['_SETPOLICYREQUEST']._serialized_start=338
+  _globals['_SETPOLICYREQUEST']._serialized_end=429
+  _globals['_SETPOLICYRESPONSE']._serialized_start=431
+  _globals['_SETPOLICYRESPONSE']._serialized_end=490
+  _globals['_WATCHSTEPSREQUEST']._serialized_start=492
+  _globals['_WATCHSTEPSREQUEST']._serialized_end=610
+  _globals['_WATCHSTEPSRESPONSE']._serialized_start=612
+  _globals['_WATCHSTEPSRESPONSE']._serialized_end=685
+  _globals['_GATESTEP']._serialized_start=688
+  _globals['_GATESTEP']._serialized_end=1027
+  _globals['_GATEOUTCOME']._serialized_start=1029
+  _globals['_GATEOUTCOME']._serialized_end=1140
+  _globals['_GATEPOLICY']._serialized_start=1143
+  _globals['_GATEPOLICY']._serialized_end=1361
+  _globals['_GATESTATE']._serialized_start=1364
+  _globals['_GATESTATE']._serialized_end=2063
+  _globals['_GATECANDIDATE']._serialized_start=2065
+  _globals['_GATECANDIDATE']._serialized_end=2132
+  _globals['_GATEACCEPTANCE']._serialized_start=2134
+  _globals['_GATEACCEPTANCE']._serialized_end=2214
+  _globals['_GATEREASONCOUNT']._serialized_start=2216
+  _globals['_GATEREASONCOUNT']._serialized_end=2290
+  _globals['_GATECOSTS']._serialized_start=2292
+  _globals['_GATECOSTS']._serialized_end=2400
+  _globals['_GATECORRECTION']._serialized_start=2402
+  _globals['_GATECORRECTION']._serialized_end=2488
+  _globals['_GATESERVICE']._serialized_start=2590
+  _globals['_GATESERVICE']._serialized_end=2922
 # @@protoc_insertion_point(module_scope)

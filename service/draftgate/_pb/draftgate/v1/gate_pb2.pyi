@@ -49,12 +49,17 @@ Global___GateMode: _TypeAlias = GateMode  # noqa: Y015
 class GetStateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    REPLICA_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Address of the replica that is meant, as AdminService lists it; empty: the first that is ready."""
     def __init__(
         self,
+        *,
+        replica: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -85,16 +90,20 @@ class WatchStateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
     """Between two states, 50 to 60000; absent: 1000."""
+    replica: _builtins.str
+    """Address of the replica that is meant, as AdminService lists it; empty: the first that is ready."""
     def __init__(
         self,
         *,
         interval_ms: _builtins.int | None = ...,
+        replica: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_interval_ms", b"_interval_ms", "interval_ms", b"interval_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_interval_ms", b"_interval_ms", "interval_ms", b"interval_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_interval_ms", b"_interval_ms", "interval_ms", b"interval_ms", "replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__interval_ms: _TypeAlias = _typing.Literal["interval_ms"]  # noqa: Y015
     _WhichOneofArgType__interval_ms: _TypeAlias = _typing.Literal["_interval_ms", b"_interval_ms"]  # noqa: Y015
@@ -128,8 +137,11 @@ class SetPolicyRequest(_message.Message):
 
     POLICY_FIELD_NUMBER: _builtins.int
     SAVE_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
     save: _builtins.bool
     """Keep it for the next start too. Otherwise it holds until the engine ends or is restarted."""
+    replica: _builtins.str
+    """Address of the replica that is meant, as AdminService lists it; empty: the first that is ready."""
     @_builtins.property
     def policy(self) -> Global___GatePolicy:
         """All of it: to change one field, send the others as GetState has them."""
@@ -139,10 +151,11 @@ class SetPolicyRequest(_message.Message):
         *,
         policy: Global___GatePolicy | None = ...,
         save: _builtins.bool = ...,
+        replica: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "save", b"save"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "replica", b"replica", "save", b"save"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,21 +187,25 @@ class WatchStepsRequest(_message.Message):
 
     INTERVAL_MS_FIELD_NUMBER: _builtins.int
     AFTER_STEP_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
     """Between two looks at the engine, 50 to 60000; absent: 1000. It keeps the latest 4096 steps."""
     after_step: _builtins.int
     """Begin after the step of this number, as far as the engine still has them; 0: with the oldest
     that it has; absent: with the next.
     """
+    replica: _builtins.str
+    """Address of the replica that is meant, as AdminService lists it; empty: the first that is ready."""
     def __init__(
         self,
         *,
         interval_ms: _builtins.int | None = ...,
         after_step: _builtins.int | None = ...,
+        replica: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after_step", b"_after_step", "_interval_ms", b"_interval_ms", "after_step", b"after_step", "interval_ms", b"interval_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_step", b"_after_step", "_interval_ms", b"_interval_ms", "after_step", b"after_step", "interval_ms", b"interval_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_step", b"_after_step", "_interval_ms", b"_interval_ms", "after_step", b"after_step", "interval_ms", b"interval_ms", "replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after_step: _TypeAlias = _typing.Literal["after_step"]  # noqa: Y015
     _WhichOneofArgType__after_step: _TypeAlias = _typing.Literal["_after_step", b"_after_step"]  # noqa: Y015

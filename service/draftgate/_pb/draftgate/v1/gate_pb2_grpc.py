@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GateServiceStub:
-    """The load gate: how many tokens each step drafts, why, and what an operator wants of it.
+    """The load gate: how many tokens each step drafts, why, and what an operator wants of it. Every
+    replica has its own; INVALID_ARGUMENT for a `replica` that is none.
     """
 
     def __init__(self, channel):
@@ -58,7 +59,8 @@ class GateServiceStub:
 
 
 class GateServiceServicer:
-    """The load gate: how many tokens each step drafts, why, and what an operator wants of it.
+    """The load gate: how many tokens each step drafts, why, and what an operator wants of it. Every
+    replica has its own; INVALID_ARGUMENT for a `replica` that is none.
     """
 
     def GetState(self, request, context):
@@ -123,7 +125,8 @@ def add_GateServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GateService:
-    """The load gate: how many tokens each step drafts, why, and what an operator wants of it.
+    """The load gate: how many tokens each step drafts, why, and what an operator wants of it. Every
+    replica has its own; INVALID_ARGUMENT for a `replica` that is none.
     """
 
     @staticmethod

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GateServiceStub:
-    """The load gate: how many tokens each step drafts, why, and what an operator wants of it."""
+    """The load gate: how many tokens each step drafts, why, and what an operator wants of it. Every
+    replica has its own; INVALID_ARGUMENT for a `replica` that is none.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -47,7 +49,9 @@ class GateServiceStub:
 
 @_typing.type_check_only
 class GateServiceAsyncStub(GateServiceStub):
-    """The load gate: how many tokens each step drafts, why, and what an operator wants of it."""
+    """The load gate: how many tokens each step drafts, why, and what an operator wants of it. Every
+    replica has its own; INVALID_ARGUMENT for a `replica` that is none.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetState: _aio.UnaryUnaryMultiCallable[_gate_pb2.GetStateRequest, _gate_pb2.GetStateResponse]  # type: ignore[assignment]
@@ -63,7 +67,9 @@ class GateServiceAsyncStub(GateServiceStub):
     """What became of every step, until the caller leaves."""
 
 class GateServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The load gate: how many tokens each step drafts, why, and what an operator wants of it."""
+    """The load gate: how many tokens each step drafts, why, and what an operator wants of it. Every
+    replica has its own; INVALID_ARGUMENT for a `replica` that is none.
+    """
 
     @_abc_1.abstractmethod
     def GetState(

@@ -715,10 +715,15 @@ class GenerationFinished(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    RESUMES_FIELD_NUMBER: _builtins.int
     STOP_STRING_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_ID_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
+    resumes: _builtins.int
+    """How often the model server was lost and the generation went on at another one, or at the same
+    once it was back.
+    """
     stop_string: _builtins.str
     """With FINISH_REASON_STOP_STRING: which of `stop`."""
     stop_token_id: _builtins.int
@@ -737,13 +742,14 @@ class GenerationFinished(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         usage: Global___Usage | None = ...,
         speculation: Global___Speculation | None = ...,
+        resumes: _builtins.int = ...,
         stop_string: _builtins.str = ...,
         stop_token_id: _builtins.int = ...,
         eos_token_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["eos_token_id", b"eos_token_id", "matched", b"matched", "speculation", b"speculation", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_id", b"eos_token_id", "finish_reason", b"finish_reason", "matched", b"matched", "speculation", b"speculation", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_id", b"eos_token_id", "finish_reason", b"finish_reason", "matched", b"matched", "resumes", b"resumes", "speculation", b"speculation", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_matched: _TypeAlias = _typing.Literal["stop_string", "stop_token_id", "eos_token_id"]  # noqa: Y015
     _WhichOneofArgType_matched: _TypeAlias = _typing.Literal["matched", b"matched"]  # noqa: Y015
