@@ -47,6 +47,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def no_exporter_is_left_behind() -> Iterator[None]:
     """One that retries draws from `random` behind the back of whatever test runs by then."""
     yield
+    for thread in exporters():
+        thread.join(1)  # It may have told that it is done, and be about to end.
     assert not exporters()
 
 
