@@ -12,7 +12,16 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["DraftgateError", "ErrorCode", "Refusal", "from_wire", "invalid_argument", "to_wire"]
+__all__ = [
+    "DraftgateError",
+    "ErrorCode",
+    "Refusal",
+    "deadline_passed",
+    "from_wire",
+    "invalid_argument",
+    "shutting_down",
+    "to_wire",
+]
 
 
 class ErrorCode(StrEnum):
@@ -68,6 +77,18 @@ def invalid_argument(field: str, value: object, allowed: str) -> DraftgateError:
         shown = shown[:77] + "..."
     return DraftgateError(
         ErrorCode.INVALID_ARGUMENT, f"{field}: got {shown}, allowed: {allowed}", field=field
+    )
+
+
+def shutting_down() -> DraftgateError:
+    """What a server that takes nothing new says."""
+    return DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down")
+
+
+def deadline_passed() -> DraftgateError:
+    """What a generation that ran out of time ends with."""
+    return DraftgateError(
+        ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the generation was complete"
     )
 
 

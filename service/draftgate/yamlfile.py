@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,12 +55,13 @@ def parse(model: type[_Model], values: dict[str, object], path: Path) -> _Model:
         raise _bad(path, problems(error)) from None
 
 
-def problems(error: ValidationError) -> str:
-    """What is wrong, without the values: they may be secrets."""
+def problems(error: ValidationError, sources: Mapping[str, str] | None = None) -> str:
+    """What is wrong, without the values: they may be secrets. sources: where keys come from."""
     found = []
     for each in error.errors(include_url=False, include_input=False, include_context=False):
         key = ".".join(str(part) for part in each["loc"])
-        found.append(f"{key}: {each['msg']}" if key else each["msg"])
+        place = f" ({sources[key]})" if sources and key in sources else ""
+        found.append((f"{key}: " if key else "") + each["msg"] + place)
     return "; ".join(found)
 
 

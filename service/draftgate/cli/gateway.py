@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from draftgate.cli import options
-from draftgate.cli.render import LogFormatter
+from draftgate.cli.render import log_to_terminal, say
 from draftgate.cli.stop import Stop
 from draftgate.errors import DraftgateError, ErrorCode
 
@@ -81,9 +79,7 @@ def gateway(
         tokenizer_dir=model_dir,
         otlp_endpoint=otlp_endpoint,
     )
-    log = logging.StreamHandler()
-    log.setFormatter(LogFormatter())
-    logging.basicConfig(level=logging.WARNING, handlers=[log])
+    log_to_terminal("warning")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run_until_stopped(config, grace))
 
@@ -96,21 +92,8 @@ async def _run_until_stopped(config: GatewayConfig, grace_s: float) -> None:
         running = Gateway(config)
         await running.start()
         address = f"{config.listen.rpartition(':')[0]}:{running.port}"
-        _say(f"gateway on {address}, Triton on {config.triton_target}")
-        _say("Ctrl-C stops")
+        say(f"gateway on {address}, Triton on {config.triton_target}")
+        say("Ctrl-C stops")
         await stop.requested.wait()
-        _say("stopping; once more ends everything at once")
-        draining = asyncio.create_task(running.drain(grace_s))
-        forced = asyncio.create_task(stop.forced.wait())
-        await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (draining, forced):
-            task.cancel()
-        await asyncio.wait({draining, forced})
-        if not draining.cancelled():
-            draining.result()
-
-
-def _say(message: str) -> None:
-    # When the terminal is gone, the service still has to end well.
-    with contextlib.suppress(OSError):
-        print(f"draftgate: {message}", flush=True)
+        say("stopping; once more ends everything at once")
+        await stop.run(running.drain(grace_s))

@@ -11,8 +11,6 @@ __all__ = ["keys_app"]
 
 keys_app = typer.Typer(help="API keys for tenants.", no_args_is_help=True)
 
-_NAME = re.compile(r"[A-Za-z0-9._:@/-]{1,128}")
-
 
 @keys_app.callback()
 def _keys() -> None:
@@ -25,8 +23,9 @@ def new(
 ) -> None:
     """Make a key: shown once, with what belongs into the file of tenants."""
     from draftgate.gateway.auth import new_key
+    from draftgate.gateway.tenant import NAME_PATTERN
 
-    if not _NAME.fullmatch(tenant):
+    if not re.fullmatch(NAME_PATTERN, tenant):
         allowed = "1 to 128 letters, digits and . _ : @ / -"
         raise typer.BadParameter(f"{tenant!r} is no name: {allowed}", param_hint="--tenant")
     key, kept = new_key()

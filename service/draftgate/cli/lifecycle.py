@@ -25,7 +25,7 @@ from draftgate.cli.answer import Answer
 from draftgate.cli.client import GatewayClient
 from draftgate.cli.options import DEFAULT_SERVER
 from draftgate.cli.preparation import Preparation
-from draftgate.cli.render import Renderer
+from draftgate.cli.render import Renderer, say
 from draftgate.cli.stop import Stop
 from draftgate.config import Settings, changed, gateway_config
 from draftgate.errors import DraftgateError, ErrorCode
@@ -80,7 +80,7 @@ async def run_until_stopped(config: ServeConfig) -> int:
             await asyncio.wait({job, requested}, return_when=asyncio.FIRST_COMPLETED)
             if job.done():
                 job.result()
-            _say("stopping; once more ends everything at once")
+            say("stopping; once more ends everything at once")
             job.cancel()
             await asyncio.wait({job})
         finally:
@@ -122,11 +122,11 @@ class _Service:
             if self._gateway is not None:
                 await asyncio.to_thread(self._gateway.reload)
         except DraftgateError as error:
-            _say(f"not reloaded, all stays as it was: {error.message}")
+            say(f"not reloaded, all stays as it was: {error.message}")
             return
         logging.getLogger().setLevel(settings.log_level.upper())
         waiting = [key for key in changed(self._config.settings, settings) if key != "log_level"]
-        _say(f"reloaded; only a restart changes {', '.join(waiting)}" if waiting else "reloaded")
+        say(f"reloaded; only a restart changes {', '.join(waiting)}" if waiting else "reloaded")
 
     async def run(self) -> NoReturn:
         """Start every part, show that they work together, and stay.
@@ -139,7 +139,7 @@ class _Service:
         check_listen(config.settings.listen, secured=bool(security.tls) or security.insecure)
         if config.source is not None:
             await Preparation(config.source, config.model_dir).run(self._stop.forced)
-        _say(f"starting Triton with {config.model_dir.name}")
+        say(f"starting Triton with {config.model_dir.name}")
         self._triton = TritonServer(
             TritonServerConfig(
                 config.model_repository,
@@ -188,17 +188,11 @@ class _Service:
 
     async def shut_down(self) -> None:
         """Stop every part that was started: running streams may finish first, unless forced."""
-        forced = asyncio.create_task(self._stop.forced.wait())
-        try:
-            if self._gateway is not None:
-                draining = asyncio.create_task(self._gateway.drain(self._config.settings.grace_s))
-                await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
-                await _settled(draining)
-            if self._triton is not None:
-                stopping = asyncio.create_task(self._triton.stop())
-                await self._until_done_or_killed(stopping, self._triton)
-        finally:
-            forced.cancel()
+        if self._gateway is not None:
+            await self._stop.run(self._gateway.drain(self._config.settings.grace_s))
+        if self._triton is not None:
+            stopping = asyncio.create_task(self._triton.stop())
+            await self._until_done_or_killed(stopping, self._triton)
 
     async def _start_triton(self, triton: TritonServer) -> None:
         starting = asyncio.create_task(triton.start())
@@ -223,15 +217,6 @@ class _Service:
             ending.result()
 
 
-async def _settled(task: asyncio.Task[None]) -> None:
-    """Cut `task` short if it is not done. Raises what it raised."""
-    if task.done():
-        task.result()
-    else:
-        task.cancel()
-        await asyncio.wait({task})
-
-
 async def _first_answer(client: GatewayClient | LocalClient) -> Model:
     """Wait until the service serves, and show that it does; what it serves."""
     await client.serving(timeout_s=_WARM_UP_TIMEOUT_S)
@@ -248,22 +233,22 @@ async def _warm_up(client: GatewayClient | LocalClient, model: Model) -> None:
         request.messages.add(role="user", content=_WARM_UP_PROMPT)
     else:
         request.prompt = _WARM_UP_PROMPT
-    _say(f"warming up: {_WARM_UP_PROMPT}")
+    say(f"warming up: {_WARM_UP_PROMPT}")
     answer = Answer(Renderer(sys.stdout, show_speculation=True))
     await answer.follow(client.generate(request, timeout_s=_WARM_UP_TIMEOUT_S))
-    _say(answer.summary())
+    say(answer.summary())
 
 
 def _announce(model: Model, address: str, triton_target: str, took_s: float) -> None:
     drafter = f"drafter {model.drafter}, up to {model.max_draft_len} a step"
-    _say(
+    say(
         f"ready in {took_s:.1f} s: {model.name} ({model.quantization or 'not quantised'}, "
         f"{model.compute_dtype}; {drafter if model.drafter else 'no drafter'})"
     )
-    _say(f"gateway on {address}, Triton on {triton_target}")
+    say(f"gateway on {address}, Triton on {triton_target}")
     server = "" if address == DEFAULT_SERVER else f" --server {address}"
-    _say(f'try: {_own_command()} generate "Tell me a story." --show-speculation{server}')
-    _say("Ctrl-C stops")
+    say(f'try: {_own_command()} generate "Tell me a story." --show-speculation{server}')
+    say("Ctrl-C stops")
 
 
 def _own_command() -> str:
@@ -274,9 +259,3 @@ def _own_command() -> str:
     return shlex.quote(
         os.path.relpath(program) if program.is_relative_to(Path.cwd()) else str(program)
     )
-
-
-def _say(message: str) -> None:
-    # When the terminal is gone, the service still has to end well.
-    with contextlib.suppress(OSError):
-        print(f"draftgate: {message}", flush=True)

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import TextIO
 
@@ -30,9 +30,11 @@ __all__ = [
     "Renderer",
     "clean",
     "colour_wanted",
+    "log_to_terminal",
     "pieces",
     "print_error",
     "print_note",
+    "say",
     "write_lines",
     "writing",
 ]
@@ -66,6 +68,13 @@ class LogFormatter(logging.Formatter):
         if record.levelno == logging.INFO:
             return clean(f"draftgate: {record.getMessage()}")
         return clean(super().format(record))
+
+
+def log_to_terminal(level: str) -> None:
+    """Have this level and worse on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 class Renderer:
@@ -175,6 +184,12 @@ def print_error(message: str) -> None:
     """One red line on stderr."""
     line = f"error: {' '.join(clean(message).split())}"
     print(typer.style(line, fg="red") if colour_wanted(sys.stderr) else line, file=sys.stderr)
+
+
+def say(message: str) -> None:
+    """One line of a service. When the terminal is gone, it still has to end well."""
+    with suppress(OSError):
+        print(f"draftgate: {message}", flush=True)
 
 
 def print_note(message: str) -> None:

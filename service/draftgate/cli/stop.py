@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 
 __all__ = ["Stop"]
 
@@ -28,6 +28,20 @@ class Stop:
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
+
+    async def run(self, work: Coroutine[None, None, None]) -> None:
+        """Run `work` to its end, or cut it short once that is forced. Raises what it raises."""
+        task = asyncio.create_task(work)
+        forced = asyncio.create_task(self.forced.wait())
+        try:
+            await asyncio.wait({task, forced}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            forced.cancel()
+        if task.done():
+            task.result()
+        else:
+            task.cancel()
+            await asyncio.wait({task})
 
     def _ask(self) -> None:
         if self.requested.is_set():

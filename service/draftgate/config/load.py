@@ -52,7 +52,8 @@ def load(file: Path | None = None, flags: Mapping[str, object] | None = None) ->
     try:
         return Loaded(Settings.model_validate(values), sources)
     except ValidationError as error:
-        raise DraftgateError(ErrorCode.INVALID_ARGUMENT, _problems(error, sources)) from None
+        problems = yamlfile.problems(error, sources)
+        raise DraftgateError(ErrorCode.INVALID_ARGUMENT, problems) from None
 
 
 def changed(old: Settings, new: Settings) -> list[str]:
@@ -87,15 +88,6 @@ def _keys(given: Mapping[str, object], prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from _keys(value, f"{prefix}{key}.")
-
-
-def _problems(error: ValidationError, sources: Mapping[str, str]) -> str:
-    found = []
-    for each in error.errors(include_url=False, include_input=False, include_context=False):
-        key = ".".join(str(part) for part in each["loc"])
-        place = f" ({sources[key]})" if key in sources else ""
-        found.append(f"{key}: {each['msg']}{place}")
-    return "; ".join(found)
 
 
 def _leaves(section: object, prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -22,7 +22,7 @@ from draftgate.gateway import status
 from draftgate.telemetry.spans import OK, ServerSpan
 from draftgate.telemetry.tracing import Tracing
 
-__all__ = ["CallBoundary"]
+__all__ = ["CallBoundary", "decoding"]
 
 _log = logging.getLogger(__name__)
 
@@ -106,8 +106,13 @@ async def _fail(context: _Context, span: ServerSpan, error: DraftgateError) -> N
     await status.abort(context, error)
 
 
-def decoding(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message | DraftgateError]:
-    """`decode` that hands its failure on as a value: raised here it would be the status UNKNOWN."""
+def decoding(
+    decode: Callable[[bytes], Message], *, strict: bool = True
+) -> Callable[[bytes], Message | DraftgateError]:
+    """`decode` that hands its failure on as a value: raised here it would be the status UNKNOWN.
+
+    strict: a field of another wire type is a failure too.
+    """
 
     def checked(content: bytes) -> Message | DraftgateError:
         try:
@@ -118,7 +123,7 @@ def decoding(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message | 
                 "request: got bytes that are no such message, or text that is not UTF-8",
                 field="request",
             )
-        mistyped = _mistyped_field(message)
+        mistyped = _mistyped_field(message) if strict else ""
         if mistyped:
             return DraftgateError(
                 ErrorCode.INVALID_ARGUMENT,

@@ -25,8 +25,8 @@ def deadline_ms(context: Context) -> int | None:
     return max(1, min(int(remaining_s * 1000), _INT32_MAX))
 
 
-async def write(context: Context, message: Message, timeout_s: float) -> None:
-    """Send a message on the call's stream.
+async def write(context: Context, message: Message | bytes, timeout_s: float) -> None:
+    """Send a message, or a serialised one, on the call's stream.
 
     Raises DraftgateError(RESOURCE_EXHAUSTED) if the reader's transport takes none for so long.
     """

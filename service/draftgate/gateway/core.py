@@ -8,7 +8,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 from draftgate.contract import FinishReason, GateReason
-from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.errors import DraftgateError, ErrorCode, deadline_passed, shutting_down
+from draftgate.gateway.activity import Activity
 from draftgate.gateway.admission import Admission, Place
 from draftgate.gateway.admission.asking import ask_for
 from draftgate.gateway.events import Event, Finished, Started, Token, Tokens
@@ -35,12 +36,11 @@ from draftgate.upstream.types import (
 __all__ = ["GenerationCore", "Running"]
 
 # Ends that the caller did not ask for are the status of the call too.
-_FAILED_ENDS: Mapping[str, tuple[ErrorCode, str]] = {
-    FinishReason.DEADLINE: (
-        ErrorCode.DEADLINE_EXCEEDED,
-        "the deadline passed before the generation was complete",
+_FAILED_ENDS: Mapping[str, Callable[[], DraftgateError]] = {
+    FinishReason.DEADLINE: deadline_passed,
+    FinishReason.CANCELLED: lambda: DraftgateError(
+        ErrorCode.CANCELLED, "the generation was stopped"
     ),
-    FinishReason.CANCELLED: (ErrorCode.CANCELLED, "the generation was stopped"),
 }
 
 _NO_PROMPT_REPORT = PromptReport(
@@ -84,8 +84,7 @@ class GenerationCore:
         self._tokenizer = tokenizer
         self._resume = resume
         self._running: dict[str, ResumingGeneration] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._activity = Activity()
         self._draining = False
 
     @asynccontextmanager
@@ -104,8 +103,9 @@ class GenerationCore:
                 note_tenant(ask.tenant.name)
             if place.waited_s:
                 note_wait(ask.priority, place.waited_s)
-            async with self._run(_with_time_left(call, place.waited_s), place) as running:
-                yield running
+            with self._activity.one():
+                async with self._run(_with_time_left(call, place.waited_s), place) as running:
+                    yield running
 
     @asynccontextmanager
     async def _run(self, call: GenerationCall, place: Place) -> AsyncIterator[Running]:
@@ -119,7 +119,6 @@ class GenerationCore:
         deadline_s = _deadline_s(request)
         code: str = ErrorCode.INTERNAL
         self._running[request.request_id] = generation
-        self._idle.clear()
 
         def end(error: DraftgateError) -> bool:
             generation.abandon(error)
@@ -145,8 +144,6 @@ class GenerationCore:
             if report.prompt_tokens:
                 place.used_tokens = report.prompt_tokens + report.output_tokens
             del self._running[request.request_id]
-            if not self._running:
-                self._idle.set()
 
     @property
     def running(self) -> int:
@@ -160,12 +157,7 @@ class GenerationCore:
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait for the running generations to end; False if some still run then."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await self._activity.wait_idle(timeout_s)
 
     def cut(self) -> None:
         """End what still runs with UNAVAILABLE."""
@@ -176,7 +168,7 @@ class GenerationCore:
 
     def _admit(self, request: GenerationRequest) -> None:
         if self._draining:
-            raise DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down")
+            raise shutting_down()
         if request.request_id in self._running:
             raise DraftgateError(
                 ErrorCode.ALREADY_EXISTS,
@@ -227,7 +219,7 @@ class GenerationCore:
             failure = in_callers_words(error, call.request)
         else:
             if report.finish_reason in _FAILED_ENDS:
-                failure = DraftgateError(*_FAILED_ENDS[report.finish_reason])
+                failure = _FAILED_ENDS[report.finish_reason]()
         report.resumes = generation.resumes
         if held := stops.flush():  # It failed: this is text all the same.
             yield _only_text(held, call.index)

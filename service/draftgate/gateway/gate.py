@@ -9,7 +9,7 @@ import grpc.aio
 
 from draftgate._pb.draftgate.v1 import gate_pb2 as pb
 from draftgate._pb.draftgate.v1 import gate_pb2_grpc
-from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
+from draftgate.errors import DraftgateError, ErrorCode, invalid_argument, shutting_down
 from draftgate.gateway import gate_convert
 from draftgate.upstream.client import TritonClient
 from draftgate.upstream.replicas import ReplicaSet
@@ -90,7 +90,7 @@ class GateServicer(gate_pb2_grpc.GateServiceServicer):
                 await self._closing.wait()
         except TimeoutError:
             return
-        raise DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down")
+        raise shutting_down()
 
 
 async def _begin(

@@ -7,13 +7,11 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-
-import grpc.aio
 
 from draftgate import contract
 from draftgate._pb.inference import grpc_service_pb2 as pb
-from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.errors import DraftgateError, ErrorCode, shutting_down
+from draftgate.gateway.calls import Context, write
 from draftgate.gateway.outbox import Outbox
 from draftgate.telemetry.spans import OK, PassedSpan, PassedStart
 from draftgate.telemetry.tracing import Tracing
@@ -25,8 +23,6 @@ from draftgate.upstream.raw import RawStream, error_message, failure_response
 __all__ = ["PassedStream", "StreamSettings"]
 
 _log = logging.getLogger(__name__)
-
-_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class PassedStream:
         self._draining = False
 
     async def run(
-        self, requests: AsyncIterator[pb.ModelInferRequest | DraftgateError], context: _Context
+        self, requests: AsyncIterator[pb.ModelInferRequest | DraftgateError], context: Context
     ) -> None:
         """Serve the stream to its end. Leaving, for whatever reason, ends the requests that run.
 
@@ -77,7 +73,7 @@ class PassedStream:
         accepting = asyncio.create_task(self._accept(requests))
         try:
             while (response := await self._outbox.get()) is not None:
-                await self._write(context, response)
+                await write(context, response, self._settings.write_timeout_s)
         finally:
             accepting.cancel()
             self._fail_stream(DraftgateError(ErrorCode.CANCELLED, "the stream was left"))
@@ -113,7 +109,7 @@ class PassedStream:
         try:
             self._check(request)
             if self._draining:
-                raise DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down")
+                raise shutting_down()
             about = self._stopped_by(request)
             client = about.client if about else self._choose()
         except DraftgateError as error:
@@ -184,14 +180,4 @@ class PassedStream:
         if self._half_closed:
             self._outbox.close()
         elif self._draining:
-            self._fail_stream(DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
-
-    async def _write(self, context: _Context, response: bytes) -> None:
-        try:
-            async with asyncio.timeout(self._settings.write_timeout_s):
-                await context.write(response)
-        except TimeoutError as error:
-            raise DraftgateError(
-                ErrorCode.RESOURCE_EXHAUSTED,
-                f"the stream was not read for {self._settings.write_timeout_s:g} s",
-            ) from error
+            self._fail_stream(shutting_down())

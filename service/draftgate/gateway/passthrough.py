@@ -9,18 +9,19 @@ may crash over it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from draftgate import contract
 from draftgate._pb.inference import grpc_service_pb2 as pb
-from draftgate.errors import DraftgateError, ErrorCode
-from draftgate.gateway.boundary import CallBoundary
+from draftgate.errors import DraftgateError, ErrorCode, shutting_down
+from draftgate.gateway.activity import Activity
+from draftgate.gateway.boundary import CallBoundary, decoding
 from draftgate.gateway.passed_stream import PassedStream, StreamSettings
 from draftgate.telemetry.spans import OK, PassedSpan, PassedStart
 from draftgate.telemetry.tracing import Tracing
@@ -57,9 +58,7 @@ class Passthrough:
         self._settings = settings
         self._boundary = _Boundary(tracing, prefix=f"/{SERVICE}/")
         self._streams: set[PassedStream] = set()
-        self._calls = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._activity = Activity()
         self._draining = False
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -67,13 +66,13 @@ class Passthrough:
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             name: grpc.unary_unary_rpc_method_handler(
                 self._boundary.around(f"{SERVICE}/{name}", self._passing(name)),
-                request_deserializer=_decoding(request.FromString),
+                request_deserializer=decoding(request.FromString, strict=False),
             )
             for name, request in _UNARY.items()
         }
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._boundary.around(f"{SERVICE}/ModelStreamInfer", self._stream),
-            request_deserializer=_decoding(pb.ModelInferRequest.FromString),
+            request_deserializer=decoding(pb.ModelInferRequest.FromString, strict=False),
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -85,12 +84,7 @@ class Passthrough:
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait for the running requests to end; False if some still run then."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await self._activity.wait_idle(timeout_s)
 
     def cut(self) -> None:
         """End what still runs with UNAVAILABLE."""
@@ -100,15 +94,12 @@ class Passthrough:
 
     def _passing(self, method: str) -> Callable[[Any, _Context], Awaitable[bytes]]:
         async def handle(request: Message, context: _Context) -> bytes:
-            self._begin()
-            try:
+            with self._one():
                 if isinstance(request, pb.ModelInferRequest):
                     return await self._infer(request, context)
                 content = request.SerializeToString()
                 timeout_s = context.time_remaining()
                 return await self._choose().call_raw(method, content, timeout_s=timeout_s)
-            finally:
-                self._end()
 
         return handle
 
@@ -142,7 +133,6 @@ class Passthrough:
     async def _stream(
         self, requests: AsyncIterator[pb.ModelInferRequest | DraftgateError], context: _Context
     ) -> None:
-        self._begin()
         metadata = dict(context.invocation_metadata() or ())
         stream = PassedStream(
             self._choose,
@@ -151,23 +141,18 @@ class Passthrough:
             fails_with_status=metadata.get("triton_grpc_error") == "true",
             check=check_open,
         )
-        self._streams.add(stream)
-        try:
-            await stream.run(requests, context)
-        finally:
-            self._streams.discard(stream)
-            self._end()
+        with self._one():
+            self._streams.add(stream)
+            try:
+                await stream.run(requests, context)
+            finally:
+                self._streams.discard(stream)
 
-    def _begin(self) -> None:
+    def _one(self) -> AbstractContextManager[None]:
+        """A call that runs, inside. Raises DraftgateError(UNAVAILABLE) while draining."""
         if self._draining:
-            raise DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down")
-        self._calls += 1
-        self._idle.clear()
-
-    def _end(self) -> None:
-        self._calls -= 1
-        if not self._calls:
-            self._idle.set()
+            raise shutting_down()
+        return self._activity.one()
 
 
 def check_open(request: pb.ModelInferRequest) -> None:
@@ -188,19 +173,3 @@ class _Boundary(CallBoundary):
 
     def around(self, method: str, inner: Callable[[Any, _Context], Awaitable[Any]]) -> Any:
         return self._surrounded(method, inner)
-
-
-def _decoding(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message | DraftgateError]:
-    """`decode` that hands its failure on as a value: raised here it would be the status UNKNOWN."""
-
-    def checked(content: bytes) -> Message | DraftgateError:
-        try:
-            return decode(content)
-        except DecodeError:
-            return DraftgateError(
-                ErrorCode.INVALID_ARGUMENT,
-                "request: got bytes that are no such message, or text that is not UTF-8",
-                field="request",
-            )
-
-    return checked

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
+from draftgate.errors import DraftgateError, ErrorCode, invalid_argument, shutting_down
 from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.core import GenerationCore
 from draftgate.gateway.field_names import within
@@ -100,7 +100,7 @@ class Session:
         except ExceptionGroup as group:
             raise _first(group) from None
         if self._closed:
-            raise DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down")
+            raise shutting_down()
 
     def close(self) -> None:
         """Take no more commands; what runs may end."""

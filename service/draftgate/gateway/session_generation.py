@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.errors import DraftgateError, ErrorCode, deadline_passed
 from draftgate.gateway.choices import run_choices
 from draftgate.gateway.core import GenerationCore, Running
 from draftgate.gateway.events import Event, Tokens
@@ -109,10 +109,7 @@ class SessionGeneration:
         if self._timeout_ms is None:
             return None
         loop = asyncio.get_running_loop()
-        too_late = DraftgateError(
-            ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the generation was complete"
-        )
-        return loop.call_later(self._timeout_ms / 1000, self.end, too_late)
+        return loop.call_later(self._timeout_ms / 1000, self.end, deadline_passed())
 
     async def _spend(self, timeout_s: float) -> None:
         """Wait for a credit. Raises DraftgateError(RESOURCE_EXHAUSTED) if none comes."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from draftgate._pb.draftgate.v1 import session_pb2 as pb
 from draftgate._pb.draftgate.v1 import session_pb2_grpc
-from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.errors import DraftgateError, shutting_down
 from draftgate.gateway import session_convert, validate
 from draftgate.gateway.calls import Context, deadline_ms, write
 from draftgate.gateway.config import GatewayConfig
@@ -40,7 +40,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         context: Context,
     ) -> None:
         if self._draining:
-            raise DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down")
+            raise shutting_down()
 
         def check(
             given: validate.GenerationInput, timeout_ms: int | None

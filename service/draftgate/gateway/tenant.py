@@ -6,7 +6,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["ANONYMOUS", "Scope", "Tenant", "TenantLimits", "current_tenant", "set_tenant"]
+__all__ = [
+    "ANONYMOUS",
+    "NAME_PATTERN",
+    "Scope",
+    "Tenant",
+    "TenantLimits",
+    "current_tenant",
+    "set_tenant",
+]
+
+
+NAME_PATTERN = "^[A-Za-z0-9._:@/-]{1,128}$"
+"""What a tenant may be called."""
 
 
 class Scope(StrEnum):

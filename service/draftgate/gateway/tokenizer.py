@@ -8,9 +8,10 @@ from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.gateway import convert, validate
 from draftgate.gateway.calls import Context
 from draftgate.gateway.config import GatewayConfig
-from draftgate.gateway.prompts import ids_text, prompt_ids
+from draftgate.gateway.prompts import ids_text
 from draftgate.sampling import check_token_ids
 from draftgate.text import Tokenizer
+from draftgate.upstream.encoding import prompt_ids
 
 __all__ = ["TokenizerServicer"]
 

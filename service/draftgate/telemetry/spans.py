@@ -131,12 +131,9 @@ class InferenceSpan:
         lost."""
         if not self._span.is_recording():
             return
-        address, _, port = server.rpartition(":")
         self._span.set_attributes(
-            {names.UPSTREAM_REQUEST_ID: upstream_request_id, names.SERVER_ADDRESS: address}
+            {names.UPSTREAM_REQUEST_ID: upstream_request_id, **_server_attributes(server)}
         )
-        if port.isdecimal():
-            self._span.set_attribute(names.SERVER_PORT, int(port))
 
     def chunk(self) -> None:
         """A chunk came."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -24,6 +25,9 @@ from draftgate.upstream.types import Chunk, EngineCounters, EngineDescription, G
 __all__ = ["Generation", "TritonClient", "TritonClientConfig"]
 
 _log = logging.getLogger(__name__)
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
 
 # What a request is turned down with. Any other failure, or one behind a chunk, may have left the
 # engine with a running row: the ensemble does not end the engine's step when a later one fails.
@@ -173,23 +177,14 @@ class TritonClient:
             raise failure from error
         return ModelView.of(answer.config)
 
-    async def stream_infer(
+    def stream_infer(
         self, request: pb.ModelInferRequest, metadata: Sequence[tuple[str, str]] = ()
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
         """What Triton streams back for one request, to the end of the RPC.
 
         Failures may stand in the responses. Raises DraftgateError for those of the RPC itself.
         """
-        call = self._stub.ModelStreamInfer(metadata=metadata)
-        try:
-            await call.write(request)
-            await call.done_writing()
-            async for response in call:
-                yield response
-        except grpc.aio.AioRpcError as error:
-            raise failures.from_rpc_error(error) from error
-        finally:
-            call.cancel()  # Without effect once the RPC is over.
+        return _streamed(self._stub.ModelStreamInfer, request, metadata, failures.from_rpc_error)
 
     async def call_raw(
         self,
@@ -211,23 +206,14 @@ class TritonClient:
         except grpc.aio.AioRpcError as error:
             raise failures.as_told(error) from error
 
-    async def stream_raw(
+    def stream_raw(
         self, request: bytes, metadata: Sequence[tuple[str, str]]
     ) -> AsyncIterator[bytes]:
         """What Triton streams back for one request, unread, to the end of the RPC.
 
         Raises DraftgateError with Triton's code and words.
         """
-        call = self._raw_stream(metadata=metadata)
-        try:
-            await call.write(request)
-            await call.done_writing()
-            async for response in call:
-                yield response
-        except grpc.aio.AioRpcError as error:
-            raise failures.as_told(error) from error
-        finally:
-            call.cancel()  # Without effect once the RPC is over.
+        return _streamed(self._raw_stream, request, metadata, failures.as_told)
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run `work` to its end, which `close` waits for."""
@@ -405,3 +391,22 @@ class Generation:
         if self._reading is not None and not self._reading.done():
             now = asyncio.get_running_loop().time()
             self._leave.reschedule(now + self._client.config.drain_timeout_s)
+
+
+async def _streamed(
+    method: grpc.aio.StreamStreamMultiCallable[_Request, _Response],
+    request: _Request,
+    metadata: Sequence[tuple[str, str]],
+    error_behind: Callable[[grpc.aio.AioRpcError], DraftgateError],
+) -> AsyncIterator[_Response]:
+    """What comes back for one request on a stream of its own, to the end of the RPC."""
+    call = method(metadata=metadata)
+    try:
+        await call.write(request)
+        await call.done_writing()
+        async for response in call:
+            yield response
+    except grpc.aio.AioRpcError as error:
+        raise error_behind(error) from error
+    finally:
+        call.cancel()  # Without effect once the RPC is over.

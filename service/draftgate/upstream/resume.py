@@ -15,17 +15,16 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from draftgate.contract import FinishReason
-from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.errors import DraftgateError, ErrorCode, deadline_passed
 from draftgate.text import Tokenizer
 from draftgate.upstream.balance import prefix_key, prompt_tokens
+from draftgate.upstream.encoding import prompt_ids
 from draftgate.upstream.replica import Attempt, Replica
 from draftgate.upstream.replicas import ReplicaSet
 from draftgate.upstream.types import (
-    ChatPrompt,
     Chunk,
     EngineDescription,
     GenerationRequest,
-    Prompt,
     TokenPrompt,
 )
 
@@ -269,10 +268,11 @@ class ResumingGeneration:
 
     async def _encoded(self) -> tuple[int, ...] | None:
         """The prompt's ids; None unless they are surely those that the replica had."""
-        if self._tokenizer is None:
-            return None
+        prompt = self._request.prompt
+        if self._tokenizer is None or isinstance(prompt, TokenPrompt):
+            return None  # Of the latter they are known.
         try:
-            ids = await asyncio.to_thread(_encode, self._tokenizer, self._request.prompt)
+            ids = tuple(await prompt_ids(self._tokenizer, prompt))
         except DraftgateError as error:
             _log.warning("a prompt cannot be encoded here: %s", error.code)
             return None
@@ -297,10 +297,7 @@ class ResumingGeneration:
             return None
         left_ms = int((self._deadline_s - self._loop.time()) * 1000)
         if left_ms <= 0:
-            raise DraftgateError(
-                ErrorCode.DEADLINE_EXCEEDED,
-                "the deadline passed before the generation was complete",
-            )
+            raise deadline_passed()
         return left_ms
 
 
@@ -308,11 +305,3 @@ def _is_cut_off(chunk: Chunk) -> bool:
     """Whether it is what an engine says that is shut down in good order. What was asked to stop
     here is not iterated any more."""
     return chunk.finish_reason == FinishReason.CANCELLED and not chunk.token_ids
-
-
-def _encode(tokenizer: Tokenizer, prompt: Prompt) -> tuple[int, ...]:
-    if isinstance(prompt, TokenPrompt):
-        return prompt.ids
-    if isinstance(prompt, ChatPrompt):
-        return tuple(tokenizer.encode_chat(prompt.messages))
-    return tuple(tokenizer.encode_prompt(prompt.text))

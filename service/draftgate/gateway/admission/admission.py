@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.errors import shutting_down
 from draftgate.gateway.admission.config import AdmissionConfig
 from draftgate.gateway.admission.desk import Ask, Capacity, Desk, Seat
 
@@ -57,7 +57,7 @@ class Admission:
         self._closed = True
         for started in self._waiting.values():
             if not started.done():
-                started.set_exception(_closed())
+                started.set_exception(shutting_down())
 
     @asynccontextmanager
     async def admitted(self, ask: Ask) -> AsyncIterator[Place]:
@@ -67,7 +67,7 @@ class Admission:
         RESOURCE_EXHAUSTED for what is too much now, UNAVAILABLE once closed.
         """
         if self._closed:
-            raise _closed()
+            raise shutting_down()
         now_s = self._clock_s()
         seat = self._desk.enter(ask, now_s)
         place: Place | None = None
@@ -101,7 +101,3 @@ class Admission:
             # Not done, but for one that is being cancelled: it gives its place back at once.
             if started is not None and not started.done():
                 started.set_result(None)
-
-
-def _closed() -> DraftgateError:
-    return DraftgateError(ErrorCode.UNAVAILABLE, "the server is shutting down")

@@ -20,7 +20,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from draftgate import yamlfile
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.auth.keys import ApiKey
-from draftgate.gateway.tenant import Scope, Tenant, TenantLimits
+from draftgate.gateway.tenant import NAME_PATTERN, Scope, Tenant, TenantLimits
 
 __all__ = ["Directory", "read_directory"]
 
@@ -76,7 +76,7 @@ class _Tenant(_Strict):
     keys: list[_Key] = []
 
 
-_Name = Annotated[str, Field(pattern="^[A-Za-z0-9._:@/-]{1,128}$")]
+_Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 class _File(_Strict):

@@ -5,13 +5,13 @@ The same code as in the Triton models `preprocessing` and `postprocessing`, whic
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from draftgate._pb.inference import grpc_service_pb2 as pb
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.text import Detokenizer, Tokenizer
+from draftgate.upstream.encoding import prompt_ids
 from draftgate.upstream.profiles.base import Profile, Reader
 from draftgate.upstream.responses import broken
 from draftgate.upstream.types import (
@@ -19,15 +19,11 @@ from draftgate.upstream.types import (
     Chunk,
     EngineDescription,
     GenerationRequest,
-    Prompt,
     TextPrompt,
     TokenPrompt,
 )
 
 __all__ = ["TokenisedProfile"]
-
-_SHORT_BYTES = 2048
-"""Up to here a prompt is tokenised faster than a thread is asked to do it."""
 
 
 class TokenisedProfile:
@@ -79,10 +75,7 @@ class TokenisedProfile:
         return _TextReader(self._inner.reader(request), self._tokenizer, emitted)
 
     async def _encoded(self, prompt: TextPrompt | ChatPrompt) -> list[int]:
-        if _length(prompt) <= _SHORT_BYTES:
-            ids = _encode(self._tokenizer, prompt)
-        else:
-            ids = await asyncio.to_thread(_encode, self._tokenizer, prompt)
+        ids = await prompt_ids(self._tokenizer, prompt)
         if not ids:
             raise DraftgateError(
                 ErrorCode.INVALID_ARGUMENT,
@@ -116,17 +109,3 @@ class _TextReader:
         if chunk.finish_reason:
             text += self._stream.flush()
         return replace(chunk, text=text)
-
-
-def _length(prompt: Prompt) -> int:
-    if isinstance(prompt, TextPrompt):
-        return len(prompt.text)
-    if isinstance(prompt, ChatPrompt):
-        return sum(len(message.content) for message in prompt.messages)
-    return 0
-
-
-def _encode(tokenizer: Tokenizer, prompt: TextPrompt | ChatPrompt) -> list[int]:
-    if isinstance(prompt, TextPrompt):
-        return tokenizer.encode_prompt(prompt.text)
-    return tokenizer.encode_chat(prompt.messages)
