@@ -2,7 +2,8 @@
 
 Streams in a closed loop, 1 to 32 at a time, on prompts never trained on. While they run, the gate
 is left alone and told fixed draft lengths in turn, a moment each, many times over; so all cases
-meet the same requests at the same time of a machine whose speed changes. The same with gates whose
+meet the same requests at the same time of a machine whose speed changes. With one stream they write
+the same answer in turn, for texts differ more than cases do. The same with gates whose
 cost table is wrong, and with a load that rises and falls; then the gap between chunks under a
 ceiling, and what the gate costs where it never drafts.
 
@@ -27,7 +28,7 @@ from common import Goal, Machine, benchmark_parser, conclude
 from draftgate._pb.draftgate.v1 import gate_pb2
 from draftgate.cli.client import GatewayClient
 from draftgate.speculation import CostTable
-from gate_load import Job, Part, alternate, load, run_steps
+from gate_load import Job, Part, alternate, answer_in_turn, load, run_steps
 from gate_tax import Tax, measure_tax
 from held_out import add_folders, held_out_prompts
 from served import serving
@@ -59,8 +60,8 @@ class Plan:
     their number: one says more then."""
     least_rounds: int = 12
     segment_s: float = 1.0
-    """How long a case lasts, with one stream; with more, longer by the root of their number: steps
-    take longer then."""
+    """How long a case lasts, times the root of the number of streams: with more, steps take longer.
+    With one stream it is an answer."""
     settle_steps: int = 20
     tokens: tuple[int, ...] = (64, 32, 96, 48, 80)
     """Longest answers, in turn: rows end one by one."""
@@ -247,12 +248,13 @@ class _Runs:
         """So many streams. settle_steps: how long the gate is left alone before."""
         plan = self.plan
         await client.set_gate_policy(CASES["gate"], save=False, timeout_s=60.0)
-        async with load(client, self._jobs(prompts), streams):
+        jobs, orders = self._jobs(prompts), _orders(plan.rounds_of(streams))
+        async with load(client, jobs, streams):
             await run_steps(client, plan.settle_steps if settle_steps is None else settle_steps)
-            rounds = await alternate(
-                client, CASES, _orders(plan.rounds_of(streams)), plan.segment_s * streams**0.5
-            )
-        return Level.of(name, rounds)
+            if streams > 1:
+                segment_s = plan.segment_s * streams**0.5
+                return Level.of(name, await alternate(client, CASES, orders, segment_s))
+        return Level.of(name, await answer_in_turn(client, CASES, orders, jobs))
 
     async def ramp(self, client: GatewayClient, prompts: Sequence[Sequence[int]]) -> Level:
         """A load that rises and falls, without a pause between the levels."""

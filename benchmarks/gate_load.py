@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from draftgate._pb.draftgate.v1.gate_pb2 import GATE_MODE_AUTO, GatePolicy, Gate
 from draftgate._pb.draftgate.v1.generation_pb2 import GATE_REASON_OPERATOR, GenerateRequest
 from draftgate.cli.client import GatewayClient
 
-__all__ = ["Job", "Part", "alternate", "load", "run_steps"]
+__all__ = ["Job", "Part", "alternate", "answer_in_turn", "load", "run_steps"]
 
 _TIMEOUT_S = 300.0
 _POLL_MS = 1000
@@ -91,6 +91,34 @@ async def alternate(
     orders: of the cases, by round. All of a round falls on the same requests and, as nearly as can
     be, on the same moment of a machine whose speed changes.
     """
+    return await _in_turn(client, cases, orders, lambda _: asyncio.sleep(segment_s))
+
+
+async def answer_in_turn(
+    client: GatewayClient,
+    cases: Mapping[str, GatePolicy],
+    orders: Sequence[Sequence[str]],
+    jobs: Sequence[Job],
+) -> list[dict[str, Part]]:
+    """Give the gate one policy after the other, and in each round all of them the same single
+    answer to write: with one stream the texts of two moments differ more than policies do.
+
+    orders: of the cases, by round.
+    """
+
+    async def answer(number: int) -> None:
+        await _stream(client, iter([jobs[number % len(jobs)]]), None)
+
+    return await _in_turn(client, cases, orders, answer)
+
+
+async def _in_turn(
+    client: GatewayClient,
+    cases: Mapping[str, GatePolicy],
+    orders: Sequence[Sequence[str]],
+    turn: Callable[[int], Awaitable[None]],
+) -> list[dict[str, Part]]:
+    """What came of each case in each round. turn: what a case lasts for, by the round's number."""
     steps: list[GateStep] = []
     watching = asyncio.create_task(_watch(client, steps))
     begun: list[tuple[int, int, str]] = []
@@ -99,10 +127,10 @@ async def alternate(
             for case in order:
                 state = await client.set_gate_policy(cases[case], save=False, timeout_s=_TIMEOUT_S)
                 begun.append((state.steps, number, case))
-                await _over(watching, segment_s)
+                await _over(watching, turn(number))
         last = (await client.gate_state(timeout_s=_TIMEOUT_S)).steps
         while not steps or steps[-1].step < last:
-            await _over(watching, _POLL_MS / 1e3)
+            await _over(watching, asyncio.sleep(_POLL_MS / 1e3))
     finally:
         watching.cancel()
         await asyncio.wait([watching])
@@ -140,11 +168,16 @@ async def _watch(client: GatewayClient, steps: list[GateStep]) -> None:
             steps.extend(response.steps)
 
 
-async def _over(task: asyncio.Task[None], seconds: float) -> None:
-    """Let time pass. Raises what the task raised."""
-    await asyncio.wait([task], timeout=seconds)
+async def _over(task: asyncio.Task[None], turn: Awaitable[None]) -> None:
+    """Await `turn`. Raises what the task raised."""
+    turning = asyncio.ensure_future(turn)
+    try:
+        await asyncio.wait([task, turning], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        turning.cancel()
     if task.done():
         task.result()
+    await turning
 
 
 async def _idle(client: GatewayClient) -> None:

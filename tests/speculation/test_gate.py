@@ -92,7 +92,7 @@ def test_its_reasons_say_why() -> None:
     assert drive(Gate(LENS, costs()), 0.9, 1, 100)[-1].reason is GateReason.GAIN
     poor = drive(Gate(LENS, costs(draft_ms=3.0)), 0.05, 1, 300)
     assert {d.reason for d in poor[-100:]} <= {GateReason.LOW_ACCEPTANCE, GateReason.PROBE}
-    full = drive(Gate(LENS, costs(token_ms=10.0)), 0.9, 64, 100)
+    full = drive(Gate(LENS, costs(token_ms=10.0)), 0.8, 64, 100)
     assert {d.reason for d in full[-50:]} <= {GateReason.COMPUTE_BOUND, GateReason.PROBE}
     assert settled(poor) == settled(full) == {0}
     gate = Gate(LENS, costs(), Policy(max_step_ms=11.0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -46,11 +48,37 @@ def test_arrays_say_what_the_table_says(
     lens, tokens, shares = (np.array(each) for each in zip(*passes, strict=True))
     found = times.ms(times.places(lens.tolist()), tokens, kv_tokens, shares)
     for each, draft_len, count, share in zip(found, lens, tokens, shares, strict=True):
-        factor = correction.factor(int(count), drafted=draft_len > 0)
-        wanted = table.step_ms(int(draft_len), int(count), kv_tokens, float(share))
-        assert each == pytest.approx(factor * wanted, rel=1e-6)
         one = times.step_ms(int(draft_len), int(count), kv_tokens, float(share))
-        assert one == pytest.approx(factor * wanted)
+        assert each == pytest.approx(one, rel=1e-5)
+        if not draft_len or share == 1.0:
+            factor = correction.factor(int(count), drafted=draft_len > 0)
+            wanted = table.step_ms(int(draft_len), int(count), kv_tokens)
+            assert one == pytest.approx(factor * wanted)
+    right = PassTimes(table, CostCorrection())
+    for draft_len, count, share in passes:
+        wanted = table.step_ms(draft_len, count, kv_tokens, share)
+        assert right.step_ms(draft_len, count, kv_tokens, share) == pytest.approx(wanted)
+
+
+def test_rows_that_do_not_draft_cost_what_plain_steps_showed() -> None:
+    """The table is wrong by the same factor for all steps with drafts, however many draft."""
+    true = CostTable(
+        {
+            0: CostCurve((1, 4, 64), (5.0, 9.0, 69.0)),
+            2: CostCurve((3, 12, 192), (7.0, 12.0, 132.0)),
+        }
+    )
+    for factor in (0.4, 2.5):
+        wrong = replace(true, curves={0: true.curves[0], 2: true.curves[2].scaled(factor)})
+        times = PassTimes(wrong, CostCorrection())
+        for _ in range(200):
+            for draft_len, drafted in ((0, 0), (2, 6), (2, 64), (2, 128)):
+                share = drafted / 128 if draft_len else 1.0
+                true_ms = true.step_ms(draft_len, 64 + drafted, 0, share)
+                times.observe(draft_len, 64 + drafted, 0, share, true_ms)
+        for drafted in (6, 64, 128):
+            found = times.step_ms(2, 64 + drafted, 0, drafted / 128)
+            assert found == pytest.approx(true.step_ms(2, 64 + drafted, 0, drafted / 128), rel=0.1)
 
 
 def test_all_rows_drafting_all_is_what_was_measured() -> None:

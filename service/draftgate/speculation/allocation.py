@@ -67,6 +67,7 @@ class Slots:
         share = taken / (rows * draft_len)
         places = times.places([draft_len])
         times_ms = times.ms(places, taken + load.plain_tokens, load.kv_tokens, share)
+        times_ms[0] = max(times_ms[0], times.step_ms(0, load.plain_tokens, load.kv_tokens, 1.0))
         end = int((tokens - tokens_per_ms * times_ms).argmax())
         lens = np.bincount(self.rows[:end], minlength=rows)
         return lens, rows + float(tokens[end]), float(times_ms[end])
@@ -113,6 +114,9 @@ class Allotment:
         in_pass = tried + (rows + chunks)[:, None]
         places = times.places(draft_lens)[:, None, None]
         took_ms = times.ms(places, in_pass, load.kv_tokens, share)
+        # Drafting for nobody takes no less than a plain step, whatever a wrong table says of it.
+        plain_ms = times.ms(times.places([0]), rows + chunks, load.kv_tokens, None)
+        took_ms = np.where(tried > 0, took_ms, np.maximum(took_ms, plain_ms[:, None]))
         level = np.argmax(brought - tokens_per_ms[:, None, None] * took_ms, axis=2)
         chosen = np.arange(level.size) * ends.shape[2] + level.ravel()
         return cls(

@@ -65,6 +65,7 @@ class CostCorrection:
         self._ratios = np.ones((2, _BUCKETS))
         self._seen = np.zeros((2, _BUCKETS))
         self._factors = np.ones((2, _BUCKETS))
+        self._plain_factors = np.ones(_BUCKETS)
         self._drift = 1.0
         """How much slower the machine is at present than in the steps that were learned from."""
 
@@ -100,6 +101,12 @@ class CostCorrection:
         found: npt.NDArray[np.float64] = self._factors.take(buckets + _BUCKETS * drafted)
         return self._drift * found
 
+    def plain_factors(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """What to multiply a plain step's time with, by what plain steps alone showed: the table
+        may be wrong for steps with drafts only, and plain ones with many tokens are rare."""
+        found: npt.NDArray[np.float64] = self._plain_factors[_BUCKET_OF.take(tokens, mode="clip")]
+        return self._drift * found
+
     def learned(self) -> Sequence[tuple[int, bool, float, float]]:
         """What has been seen: fewest tokens of the bucket, whether drafted, ratio, observations."""
         return [
@@ -119,14 +126,13 @@ class CostCorrection:
         # What never ran, or long ago, is not thought dearer than the nearest with fewer tokens that
         # did: where the table begins to be wrong only a try tells.
         known = np.minimum(seen, 1.0)
-        self._factors = known * factors + (1 - known) * np.minimum(factors, self._below())
-
-    def _below(self) -> npt.NDArray[np.float64]:
-        """Of each bucket the ratio of the nearest with as many or fewer tokens that ran: with or
-        without drafts as asked, else the other way; infinite where none has."""
-        ran = np.maximum.accumulate(np.where(self._seen > 0, np.arange(_BUCKETS), -1), axis=1)
-        found = np.where(ran >= 0, np.take_along_axis(self._ratios, ran, axis=1), np.inf)
-        return np.where(ran >= 0, found, found[::-1])
+        ran = np.maximum.accumulate(np.where(seen > 0, np.arange(_BUCKETS), -1), axis=1)
+        # Of each bucket the ratio of the nearest with as many or fewer tokens that ran: with or
+        # without drafts as asked, else the other way; infinite where none has.
+        nearest = np.where(ran >= 0, np.take_along_axis(self._ratios, ran, axis=1), np.inf)
+        below = np.where(ran >= 0, nearest, nearest[::-1])
+        self._factors = known * factors + (1 - known) * np.minimum(factors, below)
+        self._plain_factors = np.where(ran[0] >= 0, nearest[0], 1.0)
 
 
 def _least(bucket: int) -> int:

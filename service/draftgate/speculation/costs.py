@@ -12,7 +12,6 @@ import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 from draftgate.errors import DraftgateError, invalid_argument
@@ -97,30 +96,28 @@ class CostTable:
         """The draft lengths it knows, rising."""
         return tuple(sorted(self.curves))
 
-    @cached_property
-    def drafting_ms(self) -> Mapping[int, float]:
-        """By draft length, what a step takes beyond a plain one of as many tokens: of one row, so
-        that it is drafting and little else."""
-        plain = self.curves[0]
-        return {
-            draft_len: max(curve.base_ms(draft_len + 1) - plain.base_ms(draft_len + 1), 0.0)
-            for draft_len, curve in self.curves.items()
-        }
-
     def step_ms(self, draft_len: int, tokens: int, kv_tokens: int = 0, share: float = 1.0) -> float:
         """A whole step with this draft length, one of `draft_lens`.
 
         share: as of `drafted_share`. A curve was measured where every row
         drafts as much, so it knows `tokens` with few rows; where only some do, there are more rows
-        than that. What they add is taken from the plain curve, as far as they do not draft: without
-        any drafted token a step is a plain one and drafting for nobody.
+        than that. What they add is taken from how the plain curve grows, as far as they do not
+        draft: without any drafted token a step is a plain one and drafting for nobody, which is
+        what a step of one row takes beyond a plain one of as many tokens.
         """
         curve = self.curves[draft_len]
-        base_ms = curve.base_ms(tokens)
-        if draft_len and share < 1.0:
-            plain_ms = self.curves[0].base_ms(tokens) + self.drafting_ms[draft_len]
-            base_ms += (1.0 - share) * max(plain_ms - base_ms, 0.0)
-        return base_ms + kv_tokens * curve.kv_us / 1e3
+        time_ms = curve.base_ms(tokens) + kv_tokens * curve.kv_us / 1e3
+        if share < 1.0:
+            lacking_ms = self.growth_ms(0, draft_len, tokens)
+            lacking_ms -= self.growth_ms(draft_len, draft_len, tokens)
+            time_ms += (1.0 - share) * max(lacking_ms, 0.0)
+        return time_ms
+
+    def growth_ms(self, curve: int, draft_len: int, tokens: int) -> float:
+        """What a curve, by its draft length, says that a step with so many tokens takes longer than
+        one of a single row with this draft length."""
+        known = self.curves[curve]
+        return known.base_ms(tokens) - known.base_ms(draft_len + 1)
 
     def scaled(self, factor: float) -> CostTable:
         """The same with every time multiplied."""

@@ -30,7 +30,10 @@ class PassTimes:
         self._place = {draft_len: place for place, draft_len in enumerate(table.draft_lens)}
         self._kv_ms = np.array([table.curves[k].kv_us / 1e3 for k in table.draft_lens])
         self._full = _Line([_full(table, draft_len) for draft_len in table.draft_lens])
-        self._lacking = _Line([_lacking(table, draft_len) for draft_len in table.draft_lens])
+        alone = np.array(table.draft_lens) + 1
+        self._alone_ms = self._full.at(np.arange(len(alone)), alone)
+        """Of one row with each draft length, and of as many tokens without drafts."""
+        self._plain_alone_ms = self._full.at(np.zeros_like(alone), alone)
 
     def places(self, draft_lens: Sequence[int]) -> _Ints:
         """What `ms` knows these draft lengths by."""
@@ -40,30 +43,41 @@ class PassTimes:
         """Of passes with so many tokens, at least 1.
 
         places: of their draft lengths, in a shape that fits `tokens`. share: as of
-        `CostTable.step_ms`, in one that fits too; None: all rows draft all.
+        `CostTable.step_ms`, in one that fits too; None: all rows draft all. What a table says of
+        steps with drafts may be wrong while the rest is right, so either is corrected by its own.
         """
-        times_ms = self._full.at(places, tokens)
+        factors = self.correction.factors(tokens, places > 0)
+        base_ms = self._full.at(places, tokens)
+        times_ms: _Floats = (base_ms + kv_tokens * self._kv_ms[places]) * factors
         if share is not None:
-            times_ms += (1.0 - share) * self._lacking.at(places, tokens)
-        if kv_tokens:
-            times_ms += kv_tokens * self._kv_ms[places]
-        times_ms *= self.correction.factors(tokens, places > 0)
+            plain = np.zeros_like(places)
+            lacking_ms = self._full.at(plain, tokens) - self._plain_alone_ms[places]
+            lacking_ms *= self.correction.plain_factors(tokens)
+            lacking_ms -= factors * (base_ms - self._alone_ms[places])
+            times_ms += (1.0 - share) * np.maximum(lacking_ms, 0.0)
         return times_ms
 
     def step_ms(self, draft_len: int, tokens: int, kv_tokens: int, share: float) -> float:
         """Of one pass."""
+        tokens = max(tokens, 1)
         factor = self.correction.factor(tokens, drafted=draft_len > 0)
-        return factor * self.table.step_ms(draft_len, max(tokens, 1), kv_tokens, share)
+        time_ms = factor * self.table.step_ms(draft_len, tokens, kv_tokens)
+        if share < 1.0:
+            plain = float(self.correction.plain_factors(np.array(tokens)))
+            lacking_ms = plain * self.table.growth_ms(0, draft_len, tokens)
+            lacking_ms -= factor * self.table.growth_ms(draft_len, draft_len, tokens)
+            time_ms += (1.0 - share) * max(lacking_ms, 0.0)
+        return time_ms
 
     def observe(
         self, draft_len: int, tokens: int, kv_tokens: int, share: float, measured_ms: float
     ) -> None:
         """Such a pass took so long."""
+        drafted = draft_len > 0
+        known = self.correction.factor(tokens, drafted=drafted)
+        expected_ms = self.step_ms(draft_len, tokens, kv_tokens, share) / known
         self.correction.observe(
-            tokens,
-            drafted=draft_len > 0,
-            expected_ms=self.table.step_ms(draft_len, tokens, kv_tokens, share),
-            measured_ms=measured_ms,
+            tokens, drafted=drafted, expected_ms=expected_ms, measured_ms=measured_ms
         )
 
 
@@ -95,22 +109,3 @@ def _points(table: CostTable, draft_lens: Sequence[int]) -> list[float]:
 def _full(table: CostTable, draft_len: int) -> list[tuple[float, float]]:
     curve = table.curves[draft_len]
     return [(tokens, curve.base_ms(tokens)) for tokens in _points(table, [draft_len])]
-
-
-def _lacking(table: CostTable, draft_len: int) -> list[tuple[float, float]]:
-    """What a step that drafts nothing takes longer than the curve says."""
-    plain, curve = table.curves[0], table.curves[draft_len]
-
-    def lacking_ms(tokens: float) -> float:
-        return plain.base_ms(tokens) + table.drafting_ms[draft_len] - curve.base_ms(tokens)
-
-    points = _points(table, [0, draft_len])
-    # Where it becomes something from nothing, or nothing, is a point too; the last may be beyond.
-    ends = zip(points, [*points[1:], _SPAN / 4], strict=True)
-    for low, high in list(ends):
-        at_low, at_high = lacking_ms(low), lacking_ms(high)
-        if at_low * at_high < 0:
-            points.append(low + (high - low) * at_low / (at_low - at_high))
-    last = max(points)
-    points = sorted({*points, last + 1.0})
-    return [(tokens, max(lacking_ms(tokens), 0.0)) for tokens in points]

@@ -29,6 +29,8 @@ class Prober:
     def __init__(self, settings: GateSettings) -> None:
         self._settings = settings
         self._since = 0
+        self._saved = settings.probe_credit
+        """What may be spent, in times of a step."""
         self._prompted = 0
         self._spacing = settings.probe_every_steps
         self._promise = math.inf
@@ -54,12 +56,16 @@ class Prober:
         """
         settings = self._settings
         self._since += 1
+        self._saved += settings.probe_loss
         self._prompted = self._prompted + 1 if prefill_tokens else 0
         if self._since < self._spacing or 0 < self._prompted < _PATIENCE_STEPS:
             return able[:0]
-        count = self._count(len(able), loss)
-        if not count:
+        if not len(able):
+            return able
+        count, lost = self._count(len(able), loss)
+        if lost > self._saved:
             return able[:0]
+        self._saved -= lost
         self._since = 0
         rarer = 1 if promise > _NEWS * self._promise else 2 * self._spacing
         rarer = max(rarer, settings.probe_every_steps)
@@ -70,14 +76,18 @@ class Prober:
         chosen: npt.NDArray[np.int64] = able[turn]
         return chosen
 
-    def _count(self, able: int, loss: Callable[[int], float]) -> int:
-        """How many rows to ask: as many as tell the most for the time; 0 while that is more
-        than has been saved up."""
-        settings, best, most = self._settings, 0, 0.0
-        count, best_loss = able, 0.0
-        while count:
+    def _count(self, able: int, loss: Callable[[int], float]) -> tuple[int, float]:
+        """How many rows to ask, and what that loses: as many as tell the most for the time, within
+        what is saved up between the rarest probes. Where that is too little for a single row, so
+        much is saved up."""
+        settings = self._settings
+        most = settings.probe_loss * settings.probe_rarest_steps
+        best, lost = 1, max(loss(1), _LEAST_LOSS)
+        self._saved = min(self._saved, max(settings.probe_credit, lost))
+        count = able
+        while count > 1:
             found = max(loss(count), _LEAST_LOSS)
-            if found <= settings.probe_loss * settings.probe_rarest_steps and count / found > most:
-                best, best_loss, most = count, found, count / found
+            if found <= most and count * lost > best * found:
+                best, lost = count, found
             count //= 2
-        return best if best_loss <= settings.probe_loss * self._since else 0
+        return best, lost

@@ -37,6 +37,9 @@ class GateSettings:
     probe_loss: float = 0.003
     """While nothing is drafted, share of the time that may be spent on finding out whether it would
     pay again."""
+    probe_credit: float = 2.0
+    """So much of it, in times of a step, may be saved up. A new gate has it: nothing else tells a
+    table that is too dear for drafts, and so is never tried, from one that is right."""
     probe_every_steps: int = 16
     """No more often than this ..."""
     probe_rarest_steps: int = 256

@@ -26,7 +26,10 @@ _PLACES = np.arange(1, 257)
 """Places of a draft."""
 
 _ALLOT_EVERY = 64
-"""After so many steps it is found out anew what each draft length gains by allotting drafts."""
+"""After so many steps it is found out anew what each draft length gains by allotting drafts ..."""
+
+_MOVED = 0.03
+"""... or as soon as what a row is expected to emit differs by this share from what it was then."""
 
 _ROUNDS = 2
 """How often the rate that budgets are found by is put right by what they bring."""
@@ -99,6 +102,8 @@ class Weigher:
         """Tokens and milliseconds with drafts allotted over those without, by draft length."""
         self._allotted = 0
         """Steps since."""
+        self._allotted_for: _Floats = np.ones(0)
+        """Expected tokens of a row at that time, by draft length."""
         self._passed = 0
         """Steps since the last that was weighed."""
 
@@ -116,7 +121,7 @@ class Weigher:
         changed = self._means.begins(rows)
         if self._by_row:
             self._allotted += 1 + self._passed
-            if changed or self._allotted >= _ALLOT_EVERY or self._gains.shape != values.shape:
+            if changed or self._allotted >= _ALLOT_EVERY or self._has_moved(tokens / rows):
                 self._allot(load, limits, lens, mix, survival, values)
             values *= self._gains
         means = self._means.observe(rows, values, 1 + self._passed).tolist()
@@ -168,6 +173,7 @@ class Weigher:
     ) -> None:
         """Find out what allotting drafts gains. alike: tokens and milliseconds without."""
         self._allotted = 0
+        self._allotted_for = alike[0] / len(load.rows)
         slots, chunks = Slots.of(survival, limits.lens), np.array(mix.tokens)
         rates = alike[0] / alike[1]
         for _ in range(_ROUNDS):
@@ -175,6 +181,11 @@ class Weigher:
             values = np.stack([best.tokens @ mix.shares, best.times_ms @ mix.shares])
             rates = values[0] / values[1]
         self._gains = values / alike
+
+    def _has_moved(self, tokens: _Floats) -> bool:
+        """tokens: that a row is expected to emit, by draft length."""
+        before = self._allotted_for
+        return before.shape != tokens.shape or bool((abs(tokens - before) > _MOVED * before).any())
 
     def _worth(self, place: int) -> bool:
         """Whether this draft length gains by allotting drafts."""
