@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 
 import grpc
 import grpc.aio
 
 from tests.fakes.triton import FakeTriton, Script, Step
+from tests.support.footprint import Footprint
 from tests.support.gateway import Client
 from tests.support.terminal import on_terminal, run_in_pipe
+from tests.support.workers import clients
 
 
 async def test_it_serves_until_ctrl_c_and_lets_streams_finish(triton: FakeTriton) -> None:
@@ -56,6 +60,55 @@ async def test_a_second_ctrl_c_ends_everything(triton: FakeTriton) -> None:
             terminal.type("\x03")
             assert await terminal.ends() == 0
             assert (await running).code is not grpc.StatusCode.OK
+
+
+async def test_several_workers_end_in_order_with_their_parent(
+    triton: FakeTriton, footprint: Footprint
+) -> None:
+    triton.default = Script(
+        [Step({"output_ids": [n], "text_output": f"{n} "}, delay_s=0.02) for n in range(60)]
+    )
+    async with on_terminal(
+        *("gateway", "--triton", triton.target, "--listen", "127.0.0.1:0"),
+        *("--model-name", "some-model", "--workers", "2"),
+        env=footprint.env,
+    ) as terminal:
+        await terminal.sees("Ctrl-C stops")
+        [address] = re.findall(r"gateway on (\S+),", terminal.screen)
+        assert len(footprint.processes()) == 3
+        async with clients(address, 8) as found:
+            running = [asyncio.create_task(each.generate(prompt="Hi")) for each in found]
+            await triton.wait_for(lambda: len(triton.generations) == 8)
+            # As a service manager does, which sends it to every process.
+            for pid in footprint.processes():
+                os.kill(pid, signal.SIGTERM)
+            outcomes = await asyncio.gather(*running)
+        assert {each.code for each in outcomes} == {grpc.StatusCode.OK}
+        assert {each.text for each in outcomes} == {"".join(f"{n} " for n in range(60))}
+        assert await terminal.ends() == 0
+    footprint.assert_gone()
+
+
+async def test_workers_do_not_outlive_a_parent_that_is_killed(
+    triton: FakeTriton, footprint: Footprint
+) -> None:
+    triton.default = Script([Step({"output_ids": [1]}, delay_s=0.02)], endless=True)
+    async with on_terminal(
+        *("gateway", "--triton", triton.target, "--listen", "127.0.0.1:0"),
+        *("--model-name", "some-model", "--workers", "2", "--grace", "3600"),
+        env=footprint.env,
+    ) as terminal:
+        await terminal.sees("Ctrl-C stops")
+        [address] = re.findall(r"gateway on (\S+),", terminal.screen)
+        async with clients(address, 4) as found:
+            running = [asyncio.create_task(each.generate(prompt="Hi")) for each in found]
+            await triton.wait_for(lambda: len(triton.generations) == 4)
+            terminal.process.kill()
+            outcomes = await asyncio.gather(*running)
+        assert {each.code for each in outcomes} == {grpc.StatusCode.UNAVAILABLE}
+        async with asyncio.timeout(30):
+            while footprint.processes():
+                await asyncio.sleep(0.02)
 
 
 async def test_what_cannot_be_is_one_clear_line() -> None:

@@ -32,6 +32,8 @@ def test_every_setting_can_stand_in_the_file(file: Path) -> None:
     file.write_text(
         """
         listen: 127.0.0.1:1
+        workers: 4
+        max_connection_age_s: 60
         grace_s: 3
         log_level: info
         otlp_endpoint: collector:4317
@@ -49,11 +51,12 @@ def test_every_setting_can_stand_in_the_file(file: Path) -> None:
         """
     )
     settings = load(file).settings
-    assert (settings.grace_s, settings.log_level) == (3.0, "info")
+    assert (settings.grace_s, settings.log_level, settings.workers) == (3.0, "info", 4)
     config = gateway_config(settings, triton_target="t:1", model_name="m", tokenizer_dir=None)
     assert (config.listen, config.otlp_endpoint) == ("127.0.0.1:1", "collector:4317")
     assert (config.trace_sample_ratio, config.default_max_tokens) == (0.5, 5)
     assert (config.max_prompt_bytes, config.max_messages, config.write_timeout_s) == (6, 7, 8)
+    assert config.max_connection_age_s == 60
     assert config.admission == AdmissionConfig(1, 2, 3.0)
     assert config.security.tls == TlsConfig(Path("a.crt"), Path("a.key"), Path("c.crt"))
     assert config.security.jwt == JwtConfig(Path("jwks.json"), "i", "a", ("ES256",))

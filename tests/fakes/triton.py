@@ -105,6 +105,8 @@ class Received:
     id: str
     tensors: Mapping[str, Any]
     metadata: Mapping[str, str]
+    peer: str = ""
+    """The connection on which it came."""
     ended: str = ""
     """`finished`, `stopped`, `cancelled` (the RPC) or `failed`."""
 
@@ -222,7 +224,8 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         tensors = _decode(request)
         if request.model_name == contract.ENSEMBLE_MODEL:
             metadata = dict(context.invocation_metadata())
-            await self._generate(Received(request.id, tensors, metadata), context)
+            received = Received(request.id, tensors, metadata, context.peer())
+            await self._generate(received, context)
         elif contract.STOP in tensors:
             await self._stop_generation(request.id, context)
         elif contract.CONTROL in tensors:

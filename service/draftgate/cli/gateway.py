@@ -14,7 +14,8 @@ from draftgate.cli.stop import Stop
 from draftgate.errors import DraftgateError, ErrorCode
 
 if TYPE_CHECKING:
-    from draftgate.gateway import GatewayConfig
+    from draftgate.gateway import Gateway, GatewayConfig
+    from draftgate.gateway.workers import Fleet
 
 __all__ = ["gateway"]
 
@@ -58,6 +59,15 @@ def gateway(
         float,
         typer.Option(min=0.0, metavar="SECONDS", help="How long streams may finish at the end."),
     ] = 10.0,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=256,
+            help="Processes that serve, each on one core; what runs at once is decided for all of "
+            "them together.",
+        ),
+    ] = 1,
 ) -> None:
     """Serve in front of Tritons that run elsewhere, with Draftgate's models loaded.
 
@@ -81,19 +91,29 @@ def gateway(
     )
     log_to_terminal("warning")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run_until_stopped(config, grace))
+        runner.run(_run_until_stopped(config, grace, workers))
 
 
-async def _run_until_stopped(config: GatewayConfig, grace_s: float) -> None:
-    from draftgate.gateway import Gateway
-
+async def _run_until_stopped(config: GatewayConfig, grace_s: float, workers: int) -> None:
     stop = Stop()
     with stop.on_signals():
-        running = Gateway(config)
-        await running.start()
+        running = _gateway(config, workers)
+        await stop.run(running.start())
+        if stop.forced.is_set():
+            return
         address = f"{config.listen.rpartition(':')[0]}:{running.port}"
         say(f"gateway on {address}, Triton on {config.triton_target}")
         say("Ctrl-C stops")
         await stop.requested.wait()
         say("stopping; once more ends everything at once")
         await stop.run(running.drain(grace_s))
+
+
+def _gateway(config: GatewayConfig, workers: int) -> Gateway | Fleet:
+    from draftgate.cli import worker
+    from draftgate.gateway import Gateway
+    from draftgate.gateway.workers import Fleet
+
+    if workers == 1:
+        return Gateway(config)
+    return Fleet(config, workers, worker.COMMAND, log_settings={"level": "warning"})

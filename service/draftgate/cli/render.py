@@ -61,19 +61,21 @@ class LogFormatter(logging.Formatter):
     """Log records for a terminal: what they quote is as untrusted as a model's text. What is no
     trouble looks like all else that the command says."""
 
-    def __init__(self) -> None:
-        super().__init__("%(levelname)s %(name)s: %(message)s")
+    def __init__(self, process: str = "") -> None:
+        """process: how this process is told from others that write to the same terminal."""
+        self._origin = f"{process}: " if process else ""
+        super().__init__(f"%(levelname)s {self._origin}%(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
         if record.levelno == logging.INFO:
-            return clean(f"draftgate: {record.getMessage()}")
+            return clean(f"draftgate: {self._origin}{record.getMessage()}")
         return clean(super().format(record))
 
 
-def log_to_terminal(level: str) -> None:
-    """Have this level and worse on stderr."""
+def log_to_terminal(level: str, process: str = "") -> None:
+    """Have this level and worse on stderr. process: as for LogFormatter."""
     handler = logging.StreamHandler()
-    handler.setFormatter(LogFormatter())
+    handler.setFormatter(LogFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 

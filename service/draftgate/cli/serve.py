@@ -15,7 +15,7 @@ import typer
 import draftgate
 from draftgate.cli import options
 from draftgate.cli.render import log_to_terminal
-from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.speculation import CostTable
 
 __all__ = ["serve"]
@@ -248,6 +248,9 @@ def serve(
 
     flags = _flags(listen, otlp_endpoint, grace, insecure=insecure)
     gateway_settings = load(config_file, flags).settings
+    if gateway_settings.workers > 1:
+        allowed = "1; `draftgate gateway` serves with several"
+        raise invalid_argument("workers", gateway_settings.workers, allowed)
     repository = _model_repository(model_repository)
     packaged = source is None and model_dir is None
     source, checkpoint = _checkpoint(source, model_dir, repository)

@@ -26,6 +26,14 @@ class Settings(BaseSettings):
 
     listen: str = GatewayConfig.listen
     """Where the gateway listens, host:port; port 0 takes a free one."""
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    """`draftgate gateway`: processes that serve, each on one core. What runs at once is decided for
+    all of them together."""
+    max_connection_age_s: Annotated[float, Field(ge=1, le=604_800)] = (
+        GatewayConfig.max_connection_age_s
+    )
+    """With several workers: how old a connection gets before its client is asked to open another
+    one, so that clients spread over the workers. Calls end where they are."""
     grace_s: Annotated[float, Field(ge=0, le=604_800)] = 10.0
     """How long running streams may take to finish at the end."""
     log_level: LogLevel = "warning"
@@ -75,6 +83,7 @@ def gateway_config(
         max_prompt_bytes=settings.max_prompt_bytes,
         max_messages=settings.max_messages,
         write_timeout_s=settings.write_timeout_s,
+        max_connection_age_s=settings.max_connection_age_s,
         admission=settings.admission,
         security=settings.security,
     )

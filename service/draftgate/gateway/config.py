@@ -63,6 +63,9 @@ class GatewayConfig:
     """How generations go on when their replica is lost."""
     flush_timeout_s: float = 3.0
     """How long a drain waits for the last spans to be exported."""
+    max_connection_age_s: float = 300.0
+    """Where several processes share the port: how old a connection gets before its client is asked
+    to open another one, so that clients spread over the processes. Calls end where they are."""
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     """How many generations are let in."""
     security: SecurityConfig = field(default_factory=SecurityConfig)

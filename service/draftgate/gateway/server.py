@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
@@ -36,10 +37,12 @@ from draftgate.gateway.health import HealthServicer
 from draftgate.gateway.listen import bind
 from draftgate.gateway.local import LocalClient
 from draftgate.gateway.model import ModelServicer
+from draftgate.gateway.orders import DrainReplica, Order, RefuseNew, Reload, SetLogLevel
 from draftgate.gateway.passed_stream import StreamSettings
 from draftgate.gateway.passthrough import Passthrough
 from draftgate.gateway.readiness import Readiness
 from draftgate.gateway.session_servicer import SessionServicer
+from draftgate.gateway.team import Admits, Team
 from draftgate.gateway.tokenizer import TokenizerServicer
 from draftgate.telemetry.tracing import Tracing, configured_endpoint
 from draftgate.text import Tokenizer
@@ -61,8 +64,6 @@ _SERVICES = (
 )
 
 _SERVER_OPTIONS = (
-    # Else a second gateway would share the port and take half of the connections.
-    ("grpc.so_reuseport", 0),
     # Clients whose machine vanished are found without waiting for a write.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -79,8 +80,10 @@ _CUT_GRACE_S = 1.0
 class Gateway:
     """One gateway process: `start` it, later `drain` it."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, *, team: Team | None = None) -> None:
+        """One of a `team` shares its port, and what may run, with the others."""
         self.config = config
+        self._team = team
         self._port: int | None = None
         self._certificates: ServerCertificates | None = None
         self._authenticator: Authenticator | None = None
@@ -129,7 +132,9 @@ class Gateway:
         )
         self._health = HealthServicer(_SERVICES)
         self._readiness = Readiness(self._replicas, on_change=self._replicas_changed)
-        self._admission = Admission(config.admission)
+        self._admission: Admits = (
+            self._team.admission if self._team else Admission(config.admission)
+        )
         self._core = GenerationCore(
             self._replicas,
             self._tracing,
@@ -154,6 +159,7 @@ class Gateway:
                 config.listen,
                 self._certificates.credentials if self._certificates else None,
                 insecure=config.security.insecure,
+                shared=self._team is not None,
             )
         except DraftgateError:
             await self._server.stop(None)
@@ -181,6 +187,37 @@ class Gateway:
         self._core.drain()
         self._passthrough.drain()
 
+    async def tell(self, order: Order) -> int:
+        """Have an order carried out, by the whole team if there is one, and return how many
+        generations run there. Raises as `carry_out` does."""
+        if self._team:
+            return await self._team.tell(order)
+        await self.carry_out(order)
+        return self._core.running
+
+    async def carry_out(self, order: Order) -> None:
+        """Do what an operator orders, here alone. To be called while it runs.
+
+        Raises DraftgateError for a Reload of files that are of no use.
+        """
+        if isinstance(order, RefuseNew):
+            self.refuse_new()
+        elif isinstance(order, DrainReplica):
+            self._replicas.set_draining(order.address, order.draining, move=order.move)
+        elif isinstance(order, SetLogLevel):
+            logging.getLogger("draftgate").setLevel(order.level)
+        elif isinstance(order, Reload):
+            await asyncio.to_thread(self.reload)
+            if order.admission is not None:
+                self._admission.configure(order.admission)
+            if order.log_level is not None:
+                logging.getLogger().setLevel(order.log_level)
+
+    def cut(self) -> None:
+        """End with UNAVAILABLE what still runs, though a drain may have given it more time."""
+        self._core.cut()
+        self._passthrough.cut()
+
     async def drain(self, grace_s: float) -> None:
         """Stop: not serving, no new work, streams finish within `grace_s`, the rest is cut.
 
@@ -190,8 +227,7 @@ class Gateway:
             return
         self.refuse_new()
         if not await self._idle(grace_s):
-            self._core.cut()
-            self._passthrough.cut()
+            self.cut()
             await self._idle(_CUT_GRACE_S)
         self._gate.drain()
         self._sessions.drain()
@@ -242,7 +278,11 @@ class Gateway:
             interceptors.insert(0, auth)
         server = grpc.aio.server(
             interceptors=interceptors,
-            options=(*_SERVER_OPTIONS, *_limit_options(security.limits)),
+            options=(
+                *_SERVER_OPTIONS,
+                *_limit_options(security.limits),
+                *_sharing_options(self._team is not None, self.config.max_connection_age_s),
+            ),
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(
             GenerationServicer(self.config, self._core, self._readiness), server
@@ -255,7 +295,7 @@ class Gateway:
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self._tokenizing, server)
         server.add_generic_rpc_handlers((self._passthrough.handler(),))
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminServicer(self._replicas, self._core, self.refuse_new), server
+            AdminServicer(self._replicas, self.tell), server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         health = "grpc.health.v1.Health"
@@ -271,4 +311,16 @@ def _limit_options(limits: ServerLimits) -> tuple[tuple[str, int], ...]:
         ("grpc.absolute_max_metadata_size", limits.max_metadata_bytes),
         ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
         ("grpc.max_allowed_incoming_connections", limits.max_connections),
+    )
+
+
+def _sharing_options(shared: bool, max_connection_age_s: float) -> tuple[tuple[str, int], ...]:
+    if not shared:
+        # Else a second gateway would share the port and take half of the connections.
+        return (("grpc.so_reuseport", 0),)
+    return (
+        ("grpc.so_reuseport", 1),
+        # The kernel hands out connections, not calls: who opens one anew comes to another process.
+        # Calls stay on the old one to their end, since the grace behind the age has none.
+        ("grpc.max_connection_age_ms", int(max_connection_age_s * 1000)),
     )

@@ -61,6 +61,7 @@ class ReplicaSet:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._jobs: list[asyncio.Task[None]] = []
         self._found: dict[DnsName, tuple[str, ...]] = {}
+        self._drained: set[str] = set()
         self.changed = asyncio.Event()
         """Set, and replaced by a new one, when a replica may have changed."""
 
@@ -115,6 +116,22 @@ class ReplicaSet:
         if target not in self._replicas:
             raise invalid_argument("replica", target, f"one of {', '.join(self._replicas)}")
         return self._replicas[target]
+
+    def set_draining(self, target: str, draining: bool, *, move: bool = False) -> None:
+        """Whether an operator wants no new generations on the replica at this address, be it here
+        already or not. move: what runs on it goes on elsewhere now."""
+        if draining:
+            self._drained.add(target)
+        else:
+            self._drained.discard(target)
+        replica = self._replicas.get(target)
+        if replica is None:
+            return
+        replica.draining = draining
+        _log.info("replica %s %s", target, "drains" if draining else "does not drain any more")
+        if move:
+            replica.move("the replica was drained")
+        self.notify()
 
     def others(self, avoid: Collection[str], like: EngineDescription | None) -> list[Replica]:
         """The replicas that may get a generation now, except those in `avoid`: the ejected only
@@ -186,6 +203,7 @@ class ReplicaSet:
             probe=self._probe,
             on_change=self.notify,
         )
+        replica.draining = target in self._drained
         self._replicas[target] = replica
         self._watches[target] = asyncio.create_task(replica.watch())
 

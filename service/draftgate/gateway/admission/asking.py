@@ -26,6 +26,7 @@ def ask_for(request: GenerationRequest, tenant: Tenant, priority: Priority) -> A
         prompt_field=field,
         max_tokens=request.sampling.max_tokens - request.resume_len,
         deadline_ms=request.deadline_ms,
+        request_id=request.request_id,
     )
 
 

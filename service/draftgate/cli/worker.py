@@ -1,0 +1,40 @@
+"""`python -m draftgate.cli.worker FD`: one of the processes of `draftgate gateway --workers`.
+
+Its parent says everything else through the socket FD. Signals are the parent's too: it ends its
+workers in order, whoever else is sent the same signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+
+import uvloop
+
+from draftgate.cli.render import log_to_terminal
+from draftgate.gateway.workers import Begin, run_worker
+
+__all__ = ["COMMAND", "main"]
+
+COMMAND = (sys.executable, "-m", "draftgate.cli.worker")
+"""What a `Fleet` starts."""
+
+
+def main(descriptor: int) -> int:
+    """Serve until the parent says otherwise; returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    parent = socket.socket(fileno=descriptor)
+    parent.set_inheritable(False)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run_worker(parent, _set_up))
+
+
+def _set_up(begin: Begin) -> None:
+    log_to_terminal(begin.log_settings["level"], process=f"worker {begin.number}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
