@@ -59,23 +59,24 @@ class Kind(Enum):
 
 class LogFormatter(logging.Formatter):
     """Log records for a terminal: what they quote is as untrusted as a model's text. What is no
-    trouble looks like all else that the command says."""
+    trouble looks like all else that the command says. The number in `worker`, if a record has one,
+    tells processes that write to the same terminal apart."""
 
-    def __init__(self, process: str = "") -> None:
-        """process: how this process is told from others that write to the same terminal."""
-        self._origin = f"{process}: " if process else ""
-        super().__init__(f"%(levelname)s {self._origin}%(name)s: %(message)s")
+    def __init__(self) -> None:
+        super().__init__("%(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
+        worker = getattr(record, "worker", None)
+        origin = "" if worker is None else f"worker {worker}: "
         if record.levelno == logging.INFO:
-            return clean(f"draftgate: {self._origin}{record.getMessage()}")
-        return clean(super().format(record))
+            return clean(f"draftgate: {origin}{record.getMessage()}")
+        return clean(origin + super().format(record))
 
 
-def log_to_terminal(level: str, process: str = "") -> None:
-    """Have this level and worse on stderr. process: as for LogFormatter."""
+def log_to_terminal(level: str) -> None:
+    """Have this level and worse on stderr."""
     handler = logging.StreamHandler()
-    handler.setFormatter(LogFormatter(process))
+    handler.setFormatter(LogFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 

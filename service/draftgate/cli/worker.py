@@ -7,6 +7,7 @@ workers in order, whoever else is sent the same signal.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
@@ -33,7 +34,13 @@ def main(descriptor: int) -> int:
 
 
 def _set_up(begin: Begin) -> None:
-    log_to_terminal(begin.log_settings["level"], process=f"worker {begin.number}")
+    def number(record: logging.LogRecord) -> bool:
+        record.worker = begin.number
+        return True
+
+    log_to_terminal(begin.log_settings["level"])
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(number)
 
 
 if __name__ == "__main__":

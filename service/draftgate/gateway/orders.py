@@ -41,12 +41,10 @@ class SetLogLevel:
 
 @dataclass(frozen=True)
 class Reload:
-    """Take up files that have changed, and these settings."""
+    """Take up files that have changed, and these limits."""
 
     admission: AdmissionConfig | None = None
     """None leaves it as it is."""
-    log_level: int | None = None
-    """Of everything, not only of Draftgate; None leaves it as it is."""
     kind: Literal["reload"] = "reload"
 
 

@@ -210,8 +210,6 @@ class Gateway:
             await asyncio.to_thread(self.reload)
             if order.admission is not None:
                 self._admission.configure(order.admission)
-            if order.log_level is not None:
-                logging.getLogger().setLevel(order.log_level)
 
     def cut(self) -> None:
         """End with UNAVAILABLE what still runs, though a drain may have given it more time."""

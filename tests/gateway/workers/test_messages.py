@@ -69,7 +69,6 @@ orders = st.one_of(
     st.builds(
         Reload,
         st.none() | st.builds(AdmissionConfig, max_waiting=st.integers(0, 9)),
-        st.none() | numbers,
     ),
 )
 from_worker = st.one_of(
