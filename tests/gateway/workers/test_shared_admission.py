@@ -63,7 +63,7 @@ async def test_a_place_goes_from_one_worker_to_the_next() -> None:
 
 
 async def test_turns_are_fair_between_tenants_of_different_workers() -> None:
-    where = admission(1)
+    where = admission(1, max_waiting=10)
     greedy, modest = Tenant("greedy"), Tenant("modest")
     order: list[str] = []
 
