@@ -67,3 +67,15 @@ async def test_other_machines_are_not_served_in_clear_text_by_accident(
     done = await run_in_pipe(options, env=footprint.env)
     assert done.code == 1
     assert done.err.startswith("error: cannot listen on 0.0.0.0:0: other machines could reach it")
+
+
+async def test_it_serves_with_one_process(
+    footprint: Footprint, checkpoint_dir: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "draftgate.yaml"
+    file.write_text("workers: 4")
+    options = ["serve", "--config", str(file), "--model-dir", str(checkpoint_dir)]
+    done = await run_in_pipe(options, env=footprint.env)
+    assert done.code == 1
+    allowed = "1; `draftgate gateway` serves with several"
+    assert done.err == f"error: workers: got 4, allowed: {allowed}\n"

@@ -10,51 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgate.errors import DraftgateError, ErrorCode
-from draftgate.gateway.admission import Admission, AdmissionConfig, Ask, Capacity, Priority
-from draftgate.gateway.tenant import ANONYMOUS, Tenant, TenantLimits
+from draftgate.gateway.tenant import Tenant, TenantLimits
+from tests.support.admission import Holder, admission, ask
 from tests.support.workers import Branch, branches, until
-
-
-def ask(tenant: Tenant = ANONYMOUS, request_id: str = "") -> Ask:
-    return Ask(tenant, Priority.INTERACTIVE, 10, "prompt", 90, request_id=request_id)
-
-
-def admission(rows: int, **config: float) -> Admission:
-    made = Admission(AdmissionConfig(**config))  # type: ignore[arg-type]
-    made.set_capacity(Capacity(rows))
-    return made
-
-
-class Holder:
-    """Holds a place until told to leave."""
-
-    def __init__(self, where: Branch, given: Ask | None = None, used: int = 0) -> None:
-        self.inside = asyncio.Event()
-        self.leave = asyncio.Event()
-        self.task = asyncio.create_task(self._hold(where, given or ask(), used))
-
-    async def _hold(self, where: Branch, given: Ask, used: int) -> float:
-        async with where.admission.admitted(given) as place:
-            self.inside.set()
-            await self.leave.wait()
-            place.used_tokens = used
-            return place.waited_s
-
-    async def goes(self) -> float:
-        self.leave.set()
-        return await self.task
-
-    async def is_cancelled(self) -> None:
-        self.task.cancel()
-        await asyncio.wait({self.task})
 
 
 async def test_a_place_goes_from_one_worker_to_the_next() -> None:
     where = admission(1)
     async with branches(where) as (one, other):
-        first = Holder(one)
+        first = Holder(one.admission)
         await first.inside.wait()
-        second = Holder(other)
+        second = Holder(other.admission)
         await until(lambda: where.waiting == 1)
         assert await first.goes() == 0
         await second.inside.wait()
@@ -72,7 +38,7 @@ async def test_turns_are_fair_between_tenants_of_different_workers() -> None:
             order.append(tenant.name)
 
     async with branches(where) as (one, other):
-        first = Holder(one)
+        first = Holder(one.admission)
         await first.inside.wait()
         many = [asyncio.create_task(run(one, greedy)) for _ in range(5)]
         await until(lambda: where.waiting == 5)
@@ -86,13 +52,13 @@ async def test_turns_are_fair_between_tenants_of_different_workers() -> None:
 async def test_who_leaves_while_waiting_leaves_no_trace() -> None:
     where = admission(1)
     async with branches(where) as (one, other):
-        first = Holder(one)
+        first = Holder(one.admission)
         await first.inside.wait()
-        second = Holder(other)
+        second = Holder(other.admission)
         await until(lambda: where.waiting == 1)
         await second.is_cancelled()
         await until(lambda: where.waiting == 0)
-        at_once = Holder(other)
+        at_once = Holder(other.admission)
         await at_once.is_cancelled()  # Before it could even ask.
         await first.goes()
         await until(lambda: where.running == 0)
@@ -102,7 +68,7 @@ async def test_a_tenants_limits_hold_over_all_workers() -> None:
     where = admission(8)
     acme = Tenant("acme", TenantLimits(max_concurrency=2, tokens_per_minute=1000))
     async with branches(where) as (one, other):
-        first, second = Holder(one, ask(acme), 5), Holder(other, ask(acme), 5)
+        first, second = Holder(one.admission, ask(acme), 5), Holder(other.admission, ask(acme), 5)
         await first.inside.wait()
         await second.inside.wait()
         for each in (one, other):
@@ -125,7 +91,7 @@ async def test_a_tenants_limits_hold_over_all_workers() -> None:
 
 async def test_an_id_is_in_use_for_all_workers() -> None:
     async with branches(admission(8)) as (one, other):
-        first = Holder(one, ask(request_id="a"))
+        first = Holder(one.admission, ask(request_id="a"))
         await first.inside.wait()
         with pytest.raises(DraftgateError, match="request_id: a generation 'a' is running") as got:
             async with other.admission.admitted(ask(request_id="a")):
@@ -148,9 +114,9 @@ async def test_what_is_never_allowed_names_the_field() -> None:
 async def test_a_worker_that_dies_gives_back_all_of_its_places() -> None:
     where = admission(2)
     async with branches(where) as (one, other):
-        dying = [Holder(one) for _ in range(4)]
+        dying = [Holder(one.admission) for _ in range(4)]
         await until(lambda: (where.running, where.waiting) == (2, 2))
-        waiting = Holder(other)
+        waiting = Holder(other.admission)
         await until(lambda: where.waiting == 3)
         await one.close()
         await waiting.inside.wait()
@@ -163,9 +129,9 @@ async def test_a_worker_that_dies_gives_back_all_of_its_places() -> None:
 async def test_a_worker_that_closes_refuses_its_own_only() -> None:
     where = admission(1)
     async with branches(where) as (one, other):
-        first = Holder(one)
+        first = Holder(one.admission)
         await first.inside.wait()
-        refused, waiting = Holder(one), Holder(other)
+        refused, waiting = Holder(one.admission), Holder(other.admission)
         await until(lambda: where.waiting == 2)
         one.admission.close()
         with pytest.raises(DraftgateError, match="is shutting down"):
@@ -181,27 +147,12 @@ async def test_a_worker_that_closes_refuses_its_own_only() -> None:
 async def test_a_wait_has_an_end() -> None:
     where = admission(1, max_wait_s=0.01)
     async with branches(where) as (one, other):
-        first = Holder(one)
+        first = Holder(one.admission)
         await first.inside.wait()
         with pytest.raises(DraftgateError, match=r"waited 0\.01 s, the most allowed"):
             async with other.admission.admitted(ask()):
                 pass
         await first.goes()
-
-
-async def test_other_limits_hold_from_when_they_are_set() -> None:
-    where = admission(1)
-    async with branches(where) as (one, other):
-        holders = [Holder(each) for each in (one, other, one)]
-        await until(lambda: (where.running, where.waiting) == (1, 2))
-        where.configure(AdmissionConfig(max_concurrency=2, max_waiting=1))
-        await until(lambda: (where.running, where.waiting) == (2, 1))
-        with pytest.raises(DraftgateError, match="allowed: at most 1"):
-            async with other.admission.admitted(ask()):
-                pass
-        for each in holders:
-            each.leave.set()
-        await asyncio.gather(*(each.task for each in holders))
 
 
 @settings(max_examples=25, deadline=None)
@@ -224,7 +175,7 @@ async def _walk(steps: list[tuple[str, int]], dying: set[int]) -> None:
         for what, index in steps:
             held = holders[index]
             if what == "enter":
-                held.append(Holder(found[index]))
+                held.append(Holder(found[index].admission))
             elif what == "leave" and held:
                 held.pop(0).leave.set()
             elif held:

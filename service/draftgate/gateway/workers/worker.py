@@ -101,7 +101,8 @@ class _Worker:
         if self._orphaned.is_set():
             raise shutting_down()
         ticket = next(self._tickets)
-        told = self._told[ticket] = asyncio.get_running_loop().create_future()
+        told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._told[ticket] = told
         self.link.send(TellAll(ticket, order))
         try:
             return await told
