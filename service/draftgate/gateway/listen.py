@@ -11,7 +11,7 @@ import grpc.aio
 
 from draftgate.errors import DraftgateError, ErrorCode
 
-__all__ = ["bind", "check_listen"]
+__all__ = ["bind", "check_listen", "is_loopback"]
 
 
 def bind(
@@ -49,7 +49,7 @@ def check_listen(listen: str, *, secured: bool) -> None:
         found = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise _unusable(listen, f"the host is unknown ({error.strerror})") from error
-    if not secured and not (host and all(_is_loopback(each[4][0]) for each in found)):
+    if not secured and not (host and all(is_loopback(each[4][0]) for each in found)):
         raise _unusable(
             listen,
             "other machines could reach it in clear text; set up TLS (security.tls in the "
@@ -65,7 +65,8 @@ def check_listen(listen: str, *, secured: bool) -> None:
         raise _unusable(listen, first.strerror or str(first)) from first
 
 
-def _is_loopback(address: str | int) -> bool:
+def is_loopback(address: str | int) -> bool:
+    """Whether an address, as getaddrinfo tells it, is of this machine alone."""
     return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
 
 
