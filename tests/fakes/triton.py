@@ -230,6 +230,9 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             await self._stop_generation(request.id, context)
         elif contract.CONTROL in tensors:
             await self._control(request, json.loads(tensors[contract.CONTROL]), context)
+        elif request.model_name == contract.ENGINE_MODEL and "input_ids" in tensors:
+            metadata = dict(context.invocation_metadata())
+            await self._generate(Received(request.id, tensors, metadata), context, engine=True)
         else:
             await context.abort(grpc.StatusCode.INTERNAL, "not scripted")
 
@@ -257,26 +260,34 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self._stopped.setdefault(wire_id, asyncio.Event()).set()
         await context.write(_final(contract.ENGINE_MODEL, wire_id))
 
-    async def _generate(self, received: Received, context: Any) -> None:
+    async def _generate(self, received: Received, context: Any, *, engine: bool = False) -> None:
+        """engine: it was entered straight, and tells ids alone."""
         self.generations.append(received)
         script = self.script_for(received) if self.script_for else self._next_script()
         try:
-            await self._play(script, received, context)
+            await self._play(script, received, context, engine=engine)
         except asyncio.CancelledError:
             received.ended = "cancelled"
             raise
 
-    async def _play(self, script: Script, received: Received, context: Any) -> None:
+    async def _play(
+        self, script: Script, received: Received, context: Any, *, engine: bool
+    ) -> None:
         stopped = self._stopped.setdefault(received.id, asyncio.Event())
-        request = pb.ModelInferRequest(model_name=contract.ENSEMBLE_MODEL, id=received.id)
+        model = contract.ENGINE_MODEL if engine else contract.ENSEMBLE_MODEL
+        outputs = _MODELS[model][1]
+        told = {spec.name for spec in outputs}
+        request = pb.ModelInferRequest(model_name=model, id=received.id)
         index = 0
         async for values in _chunks(script, stopped):
-            await _send(context, request, contract.ENSEMBLE_OUTPUTS, values, final=False)
+            if engine:
+                values = {name: each for name, each in values.items() if name in told}
+            await _send(context, request, outputs, values, final=False)
             index += 1
         if stopped.is_set() and not script.deaf:
             received.ended = "stopped"
             end = {"chunk_index": index, "finish_reason": "cancelled"}
-            await _send(context, request, contract.ENSEMBLE_OUTPUTS, end, final=False)
+            await _send(context, request, outputs, end, final=False)
         elif script.in_band_error:
             received.ended = "failed"
             message = pb.ModelStreamInferResponse(error_message=script.in_band_error)
@@ -287,7 +298,7 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             await context.abort(script.status, script.details)
         else:
             received.ended = "finished"
-        await context.write(_final(contract.ENSEMBLE_MODEL, received.id))
+        await context.write(_final(model, received.id))
 
     def _next_script(self) -> Script:
         return self.scripts.pop(0) if self.scripts else self.default

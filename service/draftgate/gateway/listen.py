@@ -13,7 +13,7 @@ import grpc.aio
 
 from draftgate.errors import DraftgateError, ErrorCode
 
-__all__ = ["HeldPort", "bind", "check_listen"]
+__all__ = ["HeldPort", "bind", "check_listen", "is_loopback"]
 
 
 def bind(
@@ -78,7 +78,7 @@ def _bound(listen: str, *, secured: bool, shared: bool) -> list[socket.socket]:
         found = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise _unusable(listen, f"the host is unknown ({error.strerror})") from error
-    if not secured and not (host and all(_is_loopback(each[4][0]) for each in found)):
+    if not secured and not (host and all(is_loopback(each[4][0]) for each in found)):
         raise _unusable(
             listen,
             "other machines could reach it in clear text; set up TLS (security.tls in the "
@@ -102,7 +102,8 @@ def _bound(listen: str, *, secured: bool, shared: bool) -> list[socket.socket]:
     raise _unusable(listen, problems[0].strerror or str(problems[0])) from problems[0]
 
 
-def _is_loopback(address: str | int) -> bool:
+def is_loopback(address: str | int) -> bool:
+    """Whether an address, as getaddrinfo tells it, is of this machine alone."""
     return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from draftgate.gateway.admission.desk import Ask
 from draftgate.gateway.admission.queue import Priority
 from draftgate.gateway.tenant import Tenant
-from draftgate.upstream.types import ChatPrompt, GenerationRequest, TextPrompt
+from draftgate.upstream.types import ChatPrompt, GenerationRequest, Prompt, TextPrompt
 
-__all__ = ["ask_for"]
+__all__ = ["ask_for", "prompt_size"]
 
 _BYTES_PER_TOKEN = 4
 """Of English text in UTF-8. Tokenising would cost more than refusing may; the true number is
@@ -18,7 +18,7 @@ _TOKENS_PER_MESSAGE = 4
 
 def ask_for(request: GenerationRequest, tenant: Tenant, priority: Priority) -> Ask:
     """The request as admission sees it."""
-    field, tokens = _prompt(request)
+    field, tokens = prompt_size(request.prompt)
     return Ask(
         tenant=tenant,
         priority=priority,
@@ -30,8 +30,8 @@ def ask_for(request: GenerationRequest, tenant: Tenant, priority: Priority) -> A
     )
 
 
-def _prompt(request: GenerationRequest) -> tuple[str, int]:
-    prompt = request.prompt
+def prompt_size(prompt: Prompt) -> tuple[str, int]:
+    """The field that the prompt came in, and about how many tokens it has."""
     if isinstance(prompt, TextPrompt):
         return "prompt", _text_tokens(prompt.text)
     if isinstance(prompt, ChatPrompt):

@@ -64,15 +64,27 @@ class Fleet:
         self._keepers: set[asyncio.Task[None]] = set()
         self._standing: dict[str, Order] = {}
         """The last order of every kind that holds for who is started later too."""
-        self._held_port: HeldPort | None = None
+        self._ports: list[HeldPort] = []
+        """Of callers, then of operators, if those have one of their own."""
 
     @property
     def port(self) -> int:
         """The port that the workers listen on. Raises DraftgateError(FAILED_PRECONDITION) while it
         does not run."""
-        if self._held_port is None:
+        if not self._ports:
             raise DraftgateError(ErrorCode.FAILED_PRECONDITION, "the gateway is not running")
-        return self._held_port.port
+        return self._ports[0].port
+
+    @property
+    def address(self) -> str:
+        """Where the workers listen. Raises as `port` does."""
+        _ = self.port
+        return self._ports[0].listen
+
+    @property
+    def admin_address(self) -> str:
+        """Where they listen for operators; empty if those have no listener of their own."""
+        return self._ports[1].listen if len(self._ports) > 1 else ""
 
     @property
     def pids(self) -> Mapping[int, int]:
@@ -88,8 +100,9 @@ class Fleet:
         """
         security = self._config.security
         secured = bool(security.tls) or security.insecure
-        self._held_port = HeldPort(self._config.listen, secured=secured)
         try:
+            for listen in filter(None, (self._config.listen, self._config.admin_listen)):
+                self._ports.append(HeldPort(listen, secured=secured))
             async with asyncio.TaskGroup() as tasks:
                 for number in self._numbers:
                     tasks.create_task(self._launch(number))
@@ -126,7 +139,7 @@ class Fleet:
 
         Without effect if it has not started or has stopped. A cancellation ends all at once.
         """
-        if self._held_port is None:
+        if not self._ports:
             return
         try:
             await self._end_keepers()
@@ -151,8 +164,8 @@ class Fleet:
         await member.open()
         # From here on it hears of every order, and of those before in the first message.
         self._members[number] = member
-        assert self._held_port is not None
-        config = replace(self._config, listen=self._held_port.listen)
+        admin_listen = self.admin_address or None
+        config = replace(self._config, listen=self.address, admin_listen=admin_listen)
         begin = Begin(number, config, self._log_settings, tuple(self._standing.values()))
         try:
             await member.launch(self._command, begin)
@@ -216,16 +229,16 @@ class Fleet:
         self._keepers = set()
 
     async def _kill(self) -> None:
-        """End what still runs, and let go of the port."""
+        """End what still runs, and let go of the ports."""
         await self._end_keepers()
         for member in self._members.values():
             member.kill()
         for member in self._members.values():
             await member.wait()
         self._members.clear()
-        if self._held_port is not None:
-            self._held_port.close()
-            self._held_port = None
+        for port in self._ports:
+            port.close()
+        self._ports.clear()
 
 
 def _size(capacity: Capacity) -> tuple[int, int]:
