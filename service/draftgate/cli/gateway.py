@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftgate.cli import options
-from draftgate.cli.render import log_to_terminal, say
+from draftgate.cli.logs import log_to_stderr
+from draftgate.cli.render import say
 from draftgate.cli.stop import Stop
 from draftgate.errors import DraftgateError, ErrorCode
 
@@ -79,7 +80,7 @@ def gateway(
         tokenizer_dir=model_dir,
         otlp_endpoint=otlp_endpoint,
     )
-    log_to_terminal("warning")
+    log_to_stderr("warning", "text")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run_until_stopped(config, grace))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import shlex
 import signal
@@ -23,6 +22,7 @@ from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest
 from draftgate._pb.draftgate.v1.model_pb2 import Model
 from draftgate.cli.answer import Answer
 from draftgate.cli.client import GatewayClient
+from draftgate.cli.logs import set_log_level
 from draftgate.cli.options import DEFAULT_SERVER
 from draftgate.cli.preparation import Preparation
 from draftgate.cli.render import Renderer, say
@@ -124,7 +124,7 @@ class _Service:
         except DraftgateError as error:
             say(f"not reloaded, all stays as it was: {error.message}")
             return
-        logging.getLogger().setLevel(settings.log_level.upper())
+        set_log_level(settings.log_level)
         waiting = [key for key in changed(self._config.settings, settings) if key != "log_level"]
         say(f"reloaded; only a restart changes {', '.join(waiting)}" if waiting else "reloaded")
 
