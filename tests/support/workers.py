@@ -96,7 +96,7 @@ async def running_fleet(
         GatewayConfig(triton_target=triton_target, **(fields | config)),
         workers,
         COMMAND,
-        log_settings={"level": "error"},
+        log_settings={"level": "error", "format": "text"},
         limits=limits,
     )
     await fleet.start()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftgate.cli import service_options
-from draftgate.cli.render import log_to_terminal, say
+from draftgate.cli.logs import log_to_stderr
+from draftgate.cli.render import say
 from draftgate.cli.stop import Stop
 from draftgate.errors import DraftgateError, ErrorCode
 
@@ -85,7 +86,7 @@ def gateway(
     settings = load(config_file, flags).settings
     config = _config(settings)
     reread = (lambda: load(config_file, flags).settings) if config_file else None
-    log_to_terminal(settings.log_level)
+    log_to_stderr(settings.log_level, settings.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run_until_stopped(config, settings, reread))
 
@@ -136,5 +137,5 @@ def _gateway(config: GatewayConfig, settings: Settings) -> Gateway | Fleet:
 
     if settings.workers == 1:
         return Gateway(config)
-    log_settings = {"level": settings.log_level}
+    log_settings = {"level": settings.log_level, "format": settings.log_format}
     return Fleet(config, settings.workers, worker.COMMAND, log_settings=log_settings)

@@ -8,6 +8,7 @@ import logging
 import signal
 from collections.abc import Callable, Iterator
 
+from draftgate.cli.logs import set_log_level
 from draftgate.cli.render import say
 from draftgate.config import Settings, changed
 from draftgate.errors import DraftgateError
@@ -52,7 +53,7 @@ class Reloading:
         except DraftgateError as error:
             say(f"not reloaded, all stays as it was: {error.message}")
             return
-        logging.getLogger().setLevel(level)
+        set_log_level(settings.log_level)
         waiting = [key for key in changed(self._settings, settings) if not _reloads(key)]
         say(f"reloaded; only a restart changes {', '.join(waiting)}" if waiting else "reloaded")
 

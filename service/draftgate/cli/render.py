@@ -30,7 +30,6 @@ __all__ = [
     "Renderer",
     "clean",
     "colour_wanted",
-    "log_to_terminal",
     "pieces",
     "print_error",
     "print_note",
@@ -71,13 +70,6 @@ class LogFormatter(logging.Formatter):
         if record.levelno == logging.INFO:
             return clean(f"draftgate: {origin}{record.getMessage()}")
         return clean(origin + super().format(record))
-
-
-def log_to_terminal(level: str) -> None:
-    """Have this level and worse on stderr."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(LogFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 class Renderer:

@@ -14,7 +14,7 @@ import typer
 
 from draftgate.cli import service_options
 from draftgate.cli.checkout import checkout, packaged_checkpoint, shipped_drafter
-from draftgate.cli.render import log_to_terminal
+from draftgate.cli.logs import log_to_stderr
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.speculation import CostTable
 
@@ -251,7 +251,7 @@ def serve(
         triton_port=triton_port,
         reread=(lambda: load(config_file, flags).settings) if config_file else None,
     )
-    log_to_terminal(gateway_settings.log_level)
+    log_to_stderr(gateway_settings.log_level, gateway_settings.log_format)
     logging.getLogger(ENGINE_LOG).setLevel(logging.INFO)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         raise typer.Exit(runner.run(run_until_stopped(config)))

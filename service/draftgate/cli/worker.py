@@ -14,7 +14,7 @@ import sys
 
 import uvloop
 
-from draftgate.cli.render import log_to_terminal
+from draftgate.cli.logs import log_to_stderr
 from draftgate.gateway.workers import Begin, run_worker
 
 __all__ = ["COMMAND", "main"]
@@ -38,7 +38,7 @@ def _set_up(begin: Begin) -> None:
         record.worker = begin.number
         return True
 
-    log_to_terminal(begin.log_settings["level"])
+    log_to_stderr(begin.log_settings["level"], begin.log_settings["format"])
     for handler in logging.getLogger().handlers:
         handler.addFilter(number)
 

@@ -16,6 +16,7 @@ from draftgate.gateway.defaults import RequestDefaults
 __all__ = ["Settings", "gateway_config"]
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 class Settings(BaseSettings):
@@ -49,7 +50,9 @@ class Settings(BaseSettings):
     grace_s: Annotated[float, Field(ge=0, le=604_800)] = 10.0
     """How long running streams may take to finish at the end."""
     log_level: LogLevel = "warning"
-    """What is logged: this and worse."""
+    """What is logged: this and worse. From info on that is every call and generation."""
+    log_format: LogFormat = "text"
+    """How: lines to read, or one JSON object a line."""
     otlp_endpoint: str | None = None
     """OTLP gRPC collector for traces; None takes OTEL_EXPORTER_OTLP_ENDPOINT if set."""
     trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = GatewayConfig.trace_sample_ratio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -19,8 +20,10 @@ from draftgate.gateway.team import Admits
 from draftgate.gateway.tenant import ANONYMOUS, current_tenant
 from draftgate.gateway.token_text import TokenTexts
 from draftgate.gateway.validate import GenerationCall
+from draftgate.telemetry.codes import OK
+from draftgate.telemetry.logs import log_generation
 from draftgate.telemetry.report import GenerationReport
-from draftgate.telemetry.spans import OK, InferenceSpan, InferenceStart, note_tenant, note_wait
+from draftgate.telemetry.spans import InferenceSpan, InferenceStart, note_tenant, note_wait
 from draftgate.telemetry.tracing import Tracing
 from draftgate.text import StopStrings, Tokenizer
 from draftgate.upstream.replicas import ReplicaSet
@@ -119,6 +122,7 @@ class GenerationCore:
         span = InferenceSpan(self._tracing.tracer, self._span_start(request))
         report = GenerationReport()
         deadline_s = _deadline_s(request)
+        began_s = time.monotonic()
         code: str = ErrorCode.INTERNAL
         self._running[request.request_id] = generation
 
@@ -143,6 +147,7 @@ class GenerationCore:
         finally:
             report.resumes = generation.resumes
             span.end(code, report)
+            log_generation(request.request_id, code, began_s, report)
             if report.prompt_tokens:
                 place.used_tokens = report.prompt_tokens + report.output_tokens
             del self._running[request.request_id]

@@ -15,9 +15,9 @@ from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from draftgate.errors import ErrorCode
 from draftgate.sampling import SamplingParams
 from draftgate.telemetry import attributes as names
+from draftgate.telemetry.codes import OK, SERVER_ERRORS
 from draftgate.telemetry.report import GenerationReport
 
 __all__ = [
@@ -30,20 +30,6 @@ __all__ = [
     "note_tenant",
     "note_wait",
 ]
-
-OK = "OK"
-
-# The caller's faults and wishes are no errors of the server (semantic conventions for gRPC).
-_SERVER_ERRORS = frozenset(
-    {
-        "UNKNOWN",
-        ErrorCode.DEADLINE_EXCEEDED,
-        ErrorCode.UNIMPLEMENTED,
-        ErrorCode.INTERNAL,
-        ErrorCode.UNAVAILABLE,
-        "DATA_LOSS",
-    }
-)
 
 _W3C = TraceContextTextMapPropagator()
 
@@ -79,7 +65,7 @@ class ServerSpan:
         if refusal:
             self._span.set_attribute(names.ADMISSION_REFUSAL, refusal)
         self._span.set_attribute(names.RPC_STATUS_CODE, code)
-        _end(self._span, code, is_error=code in _SERVER_ERRORS)
+        _end(self._span, code, is_error=code in SERVER_ERRORS)
 
 
 def note_tenant(tenant: str) -> None:
