@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from draftgate._pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceSt
 from tests.chaos.conftest import Replicas, running_replicas
 from tests.support.passing import Streamed, add, request, rest, stream
 
-pytestmark = [pytest.mark.triton, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(900)]
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "triton_client.py"
 COUNT, TOKENS = 8, 300
 PROMPTS = [f"Why is the sky blue? ({number})" for number in range(COUNT)]
 
@@ -65,6 +68,7 @@ async def test_one_clients_requests_run_on_both_replicas(model_dir: Path) -> Non
         assert (found.error, found.errors) == (None, {})
         assert [found.text(str(number)) for number in range(COUNT)] == texts
         await check_statistics(replicas, stub)
+        await check_nvidias_client(replicas, texts[0])
 
         dying = await running(replicas, stub)
         replicas.kill(0)
@@ -89,3 +93,11 @@ async def check_statistics(replicas: Replicas, stub: GRPCInferenceServiceStub) -
     (total,) = (await stub.ModelStatistics(asked_for)).model_stats
     assert len(counts) == 2
     assert total.inference_stats.success.count == sum(counts) > 0
+
+
+async def check_nvidias_client(replicas: Replicas, text: str) -> None:
+    command = [sys.executable, str(EXAMPLE), "--target", f"127.0.0.1:{replicas.gateway.port}"]
+    command += ["--prompt", PROMPTS[0], "--max-tokens", str(TOKENS)]
+    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=120)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert ran.stdout.decode() == text + "\n"

@@ -37,14 +37,6 @@ STATUS_MODE = (("triton_grpc_error", "true"),)
 
 
 @pytest.fixture
-async def second() -> AsyncIterator[FakeTriton]:
-    fake = FakeTriton()
-    await fake.start()
-    yield fake
-    await fake.stop()
-
-
-@pytest.fixture
 async def client(triton: FakeTriton, second: FakeTriton) -> AsyncIterator[Client]:
     """Of a gateway with two replicas, both ready."""
     config = ReplicaSetConfig(affinity_tokens=100, limits=LIMITS)
@@ -52,22 +44,13 @@ async def client(triton: FakeTriton, second: FakeTriton) -> AsyncIterator[Client
         running_gateway(f"{triton.target},{second.target}", replicas=config) as gateway,
         connected(gateway) as found,
     ):
-        await all_ready(found)
+        await found.wait_all_ready()
         yield found
 
 
 @pytest.fixture
 def stub(client: Client) -> GRPCInferenceServiceStub:
     return GRPCInferenceServiceStub(client.channel)
-
-
-async def all_ready(client: Client) -> None:
-    async with asyncio.timeout(30):
-        while not all(
-            replica.state == admin_pb2.REPLICA_STATE_READY
-            for replica in (await client.replicas()).values()
-        ):
-            await asyncio.sleep(0.01)
 
 
 async def begun(tritons: list[FakeTriton], count: int) -> None:
