@@ -320,6 +320,20 @@ async def test_a_request_of_a_sequence_is_asked_of_no_other_replica(
     assert len(triton.generations) + len(second.generations) == 1
 
 
+async def test_a_sequence_is_not_moved(
+    stub: GRPCInferenceServiceStub, client: Client, triton: FakeTriton, second: FakeTriton
+) -> None:
+    triton.default = second.default = Script([Step({"text_output": "x"}, delay_s=0.3)])
+    running = asyncio.create_task(stream(stub, request(sequence_id=7, sequence_start=True)))
+    await begun([triton, second], 1)
+    used = triton if triton.generations else second
+    drain = admin_pb2.DrainReplicaRequest(address=used.target, move=True)
+    await client.admin.DrainReplica(drain)
+    found = await running
+    assert (found.text(), found.errors) == ("x", {})
+    assert [each.ended for each in used.generations] == ["finished"]
+
+
 async def test_sequences_that_never_end_are_forgotten() -> None:
     sequences = Sequences(most=2)
 

@@ -68,7 +68,8 @@ class PassedRequest:
     @property
     def size(self) -> Size:
         """What it makes its replica do."""
-        return Size(self.ask.prompt_tokens, self.ask.max_tokens)
+        pinned = self.stops or self.sequence is not None
+        return Size(self.ask.prompt_tokens, self.ask.max_tokens, pinned)
 
 
 def read_request(

@@ -79,8 +79,8 @@ class Passing:
     ) -> T:
         """What `send` brings, once there is a place for the request.
 
-        A replica that is lost before it answered is no failure while there is another, but for a
-        sequence, whose state it had. at: the only replica that will do.
+        A replica that is lost before it answered is no failure while there is another that would
+        do. at: the only one that does.
 
         Raises DraftgateError: what `send` and `Admission.admitted` raise, DEADLINE_EXCEEDED if the
         request's own `timeout` ends its wait, UNAVAILABLE if there is no replica for it.
@@ -95,7 +95,7 @@ class Passing:
                     return await send(replica, place)
                 except UnansweredError:
                     lost.add(replica.target)
-                    if at or passed.sequence or not self._replicas.others(lost, like):
+                    if not self._replicas.others(lost, like):
                         raise
 
     async def ask(

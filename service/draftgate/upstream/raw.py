@@ -39,7 +39,8 @@ _ID = 3 << 3 | 2
 
 
 class UnansweredError(DraftgateError):
-    """The replica was lost and had answered nothing: the request may be sent to another one."""
+    """The replica was lost and had answered nothing: the request may be sent to another one, for it
+    is not pinned to this one."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Size:
 
     prompt_tokens: int
     max_tokens: int
+    pinned: bool = False
+    """Whether no other replica would do: this one has what the request is about."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class _Raw:
         self._request = request
         self._prompt_tokens = size.prompt_tokens
         self._tokens = size.max_tokens
+        self._pinned = size.pinned
         self._sent_away: DraftgateError | None = None
         # Another model, or version, may fail without the replica being any worse for generations.
         self._vital = (
@@ -82,7 +86,7 @@ class _Raw:
 
     @property
     def movable(self) -> bool:
-        return not self.began
+        return not (self.began or self._pinned)
 
     def _count(self, tokens: int) -> None:
         if tokens and self._vital:
@@ -99,7 +103,7 @@ class _Raw:
     def _raised(self, error: DraftgateError) -> DraftgateError:
         """What to raise for a failure."""
         self._note(error)
-        if means_lost(error) and not self.began:
+        if means_lost(error) and self.movable:
             return UnansweredError(error.code, error.message)
         return error
 
