@@ -39,6 +39,7 @@ from draftgate.gateway.model import ModelServicer
 from draftgate.gateway.operators import OperatorServer, describe
 from draftgate.gateway.orders import DrainReplica, Order, RefuseNew, Reload, SetLogLevel
 from draftgate.gateway.passed_stream import StreamSettings
+from draftgate.gateway.passing import Passing
 from draftgate.gateway.passthrough import Passthrough
 from draftgate.gateway.readiness import Readiness
 from draftgate.gateway.session_servicer import SessionServicer
@@ -168,7 +169,7 @@ class Gateway:
         self._sessions = SessionServicer(config, self._core, self._readiness)
         self._tokenizing = TokenizerServicer(config, tokenizer)
         self._passthrough = Passthrough(
-            lambda: self._replicas.named("").client,
+            Passing(self._replicas, self._admission, self._tracing),
             self._tracing,
             StreamSettings(config.stream_limits, config.write_timeout_s),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
@@ -151,19 +152,32 @@ class ReplicaSet:
         avoid: Collection[str] = (),
         like: EngineDescription | None = None,
     ) -> Replica:
-        """The replica for a generation of so many tokens whose prompt has this `prefix_key`.
-
-        Waits for one without a limit of its own. avoid, like: as for `others`.
-        """
-        while not (usable := self.others(avoid, like)):
+        """What `pick` finds. Waits for there to be one, without a limit of its own."""
+        while (found := self.pick(tokens=tokens, key=key, avoid=avoid, like=like)) is None:
             await self.changed.wait()
-        if len(usable) == 1:
-            return usable[0]
+        return found
+
+    def pick(
+        self,
+        *,
+        tokens: int,
+        key: bytes,
+        avoid: Collection[str] = (),
+        like: EngineDescription | None = None,
+    ) -> Replica | None:
+        """The replica for a generation of so many tokens whose prompt has this `prefix_key`; None
+        if there is none now.
+
+        An empty key is that of a prompt that is not known. avoid, like: as for `others`.
+        """
+        usable = self.others(avoid, like)
+        if len(usable) < 2:
+            return usable[0] if usable else None
         name = choose(
             [replica.load for replica in usable],
-            key=key,
+            key=key or secrets.token_bytes(16),
             tokens=tokens,
-            affinity_tokens=self._config.affinity_tokens,
+            affinity_tokens=self._config.affinity_tokens if key else 0,
         )
         return self._replicas[name]
 
