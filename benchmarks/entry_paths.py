@@ -122,7 +122,6 @@ async def measure(model_dir: Path, wanted: Plan) -> Report:
             _ROOT / "model_repository",
             model_dir,
             {**_ENGINE, "max_batch_rows": wanted.streams},
-            exit_timeout_s=2,
         )
     )
     async with AsyncExitStack() as stack:
