@@ -35,7 +35,7 @@ ENTRIES = ("ensemble", "engine")
 
 _ROOT = Path(__file__).parent.parent
 _MODEL_DIR = _ROOT / "models" / "smollm2-135m-instruct-fp8"
-_PROMPT = "The quick brown fox jumps over the lazy dog, said number {}. " * 4
+_PROMPT = "The quick brown fox jumps over the lazy dog, said number {0}. " * 4
 _ENGINE = {"gate": "fixed", "draft_len": 0, "drafter": "none"}
 _START_TIMEOUT_S = 60.0
 
@@ -122,7 +122,6 @@ async def measure(model_dir: Path, wanted: Plan) -> Report:
             _ROOT / "model_repository",
             model_dir,
             {**_ENGINE, "max_batch_rows": wanted.streams},
-            exit_timeout_s=2,
         )
     )
     async with AsyncExitStack() as stack:

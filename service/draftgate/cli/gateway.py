@@ -43,7 +43,8 @@ def gateway(
         typer.Option(
             metavar="DIR",
             help="A folder with the model's tokenizer: with it generations of text survive the "
-            "loss of their Triton half-way, and clients may ask for the text of single tokens.",
+            "loss of their Triton half-way, clients may ask for the text of single tokens, and "
+            "conversations work with models that take text alone.",
             show_default="`tokenizer_dir` of the settings",
         ),
     ] = None,

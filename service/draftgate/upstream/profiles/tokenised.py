@@ -12,7 +12,7 @@ from draftgate._pb.inference import grpc_service_pb2 as pb
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.text import Detokenizer, Tokenizer
 from draftgate.upstream.encoding import prompt_ids
-from draftgate.upstream.profiles.base import Profile, Reader
+from draftgate.upstream.profiles.base import Reader
 from draftgate.upstream.profiles.wrapped import WrappedProfile
 from draftgate.upstream.responses import broken
 from draftgate.upstream.types import (
@@ -30,21 +30,10 @@ __all__ = ["TokenisedProfile"]
 class TokenisedProfile(WrappedProfile):
     """Another profile, with text."""
 
-    def __init__(self, inner: Profile, tokenizer: Tokenizer) -> None:
-        super().__init__(inner)
-        self._tokenizer = tokenizer
-
     @property
     def description(self) -> EngineDescription | None:
-        known = self._inner.description
-        if known is None:
-            return None
-        return replace(
-            known,
-            vocab_size=self._tokenizer.vocab_size,
-            has_chat_template=self._tokenizer.has_chat_template,
-            lacks_tokenizer=False,
-        )
+        known = super().description
+        return known and replace(known, vocab_size=self._tokenizer.vocab_size)
 
     async def generation(self, request: GenerationRequest, wire_id: str) -> pb.ModelInferRequest:
         prompt = request.prompt

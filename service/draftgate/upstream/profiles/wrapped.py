@@ -1,10 +1,12 @@
-"""Another profile, with something done in this process before it."""
+"""Another profile, with what this process does for it with the model's tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from draftgate._pb.inference import grpc_service_pb2 as pb
+from draftgate.text import Tokenizer
 from draftgate.upstream.profiles.base import Profile, Reader
 from draftgate.upstream.types import EngineDescription, GenerationRequest
 
@@ -12,10 +14,11 @@ __all__ = ["WrappedProfile"]
 
 
 class WrappedProfile:
-    """Does nothing itself: what is done is for who derives from it."""
+    """Knows of the chat template alone: the rest is for who derives from it."""
 
-    def __init__(self, inner: Profile) -> None:
+    def __init__(self, inner: Profile, tokenizer: Tokenizer) -> None:
         self._inner = inner
+        self._tokenizer = tokenizer
 
     @property
     def name(self) -> str:
@@ -35,7 +38,11 @@ class WrappedProfile:
 
     @property
     def description(self) -> EngineDescription | None:
-        return self._inner.description
+        known = self._inner.description
+        if known is None:
+            return None
+        has_template = self._tokenizer.has_chat_template
+        return replace(known, has_chat_template=has_template, lacks_tokenizer=False)
 
     async def generation(self, request: GenerationRequest, wire_id: str) -> pb.ModelInferRequest:
         return await self._inner.generation(request, wire_id)
