@@ -1,8 +1,10 @@
-"""Stream a generation from Draftgate's Triton ensemble with NVIDIA's own client.
+"""Stream a generation from Draftgate with NVIDIA's own Triton client.
 
-    python examples/triton_client.py --target 127.0.0.1:8001 --prompt "Once upon a time"
+    python examples/triton_client.py --prompt "Once upon a time"
 
-Needs `pip install tritonclient[grpc]` and nothing of Draftgate.
+It speaks to the gateway, which passes Triton's protocol through: requests wait for a place, go to
+the replica with the least to do, and are traced. Triton's own port takes the same requests. Needs
+`pip install tritonclient[grpc]` and nothing of Draftgate.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ import tritonclient.grpc as triton
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", required=True, help="host:port of Triton's gRPC service")
+    parser.add_argument(
+        "--target",
+        default="127.0.0.1:50051",
+        help="host:port of the gateway, or of a Triton itself (default: %(default)s)",
+    )
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-tokens", type=int, default=64)
     arguments = parser.parse_args()

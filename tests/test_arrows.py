@@ -33,8 +33,10 @@ ALLOWED = {
     "gateway": EVERYONE | {"_pb", "upstream", "speculation", "telemetry", "text"},
     "config": EVERYONE | {"gateway"},
     # `speculation` for what it reckons without a server.
+    # `telemetry` for the form of the logs.
     "cli": EVERYONE
-    | {"_pb", "config", "gateway", "upstream", "engine", "checkpoint", "speculation"},
+    | {"_pb", "config", "gateway", "upstream", "telemetry"}
+    | {"engine", "checkpoint", "speculation"},
 }
 
 LIBRARIES = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ from draftgate._pb.draftgate.v1.generation_pb2 import (
     TOKEN_SOURCE_TARGET,
     TokenChunk,
 )
-from draftgate.cli.render import Kind, clean, pieces
+from draftgate.cli.render import Kind, LogFormatter, clean, pieces
 from tests.fakes.gateway import verified
 
 texts = st.lists(st.text(max_size=4), max_size=3)
@@ -67,3 +69,17 @@ def test_text_that_the_tokens_do_not_account_for_stays_whole() -> None:
 def test_clean_text_has_no_control_characters_and_keeps_all_else(text: str) -> None:
     expected = [c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc"]
     assert clean(text) == "".join(expected)
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        (logging.INFO, "draftgate: worker 2: serving"),
+        (logging.ERROR, "worker 2: ERROR some.module: serving"),
+    ],
+)
+def test_a_record_of_a_worker_says_of_which(level: int, shown: str) -> None:
+    record = logging.LogRecord("some.module", level, "", 0, "serving", (), None)
+    assert "worker" not in LogFormatter().format(record)
+    record.worker = 2
+    assert LogFormatter().format(record) == shown

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -30,6 +32,7 @@ async def test_it_serves_who_has_a_key_and_reloads(
     settings = (
         f"security: {{tls: {{cert_file: {cert}, key_file: {key}}}, "
         f"tenants_file: {tenants.path}, reload_interval_s: 3600}}\n"
+        "entry: engine\nadmin_listen: 127.0.0.1:0\nmodel_name: named-here\n"
     )
     file.write_text(settings)
     options = ("--model-dir", str(checkpoint_dir), "--config", str(file), "--gate", "fixed")
@@ -43,6 +46,19 @@ async def test_it_serves_who_has_a_key_and_reloads(
         done = await run_in_pipe(ask, env=trusting)
         assert done.code == 1
         assert done.err.startswith("error: no credentials: ")
+
+        [admin] = re.findall(r"operators on (\S+)", terminal.screen)
+        boss = tenants.add("boss", scopes=["generate", "admin"])
+        os.kill(terminal.process.pid, signal.SIGHUP)
+        await terminal.sees("draftgate: reloaded\n")
+        env = {**trusting, "DRAFTGATE_API_KEY": boss}
+        done = await run_in_pipe(["doctor", address, "--admin", admin, "--json"], env=env)
+        assert done.code == 0, done.out
+        checks = {each["name"]: each for each in json.loads(done.out)["checks"]}
+        # The certificate lasts for an hour.
+        assert {name for name, each in checks.items() if each["verdict"] != "ok"} == {"encryption"}
+        assert checks["model"]["found"].startswith("named-here (FP8; drafter ngram)")
+        assert checks["replicas"]["found"] == "1 of 1 ready"
 
         second = tenants.add("other")
         file.write_text(f"{settings}grace_s: 1\n")
@@ -67,3 +83,15 @@ async def test_other_machines_are_not_served_in_clear_text_by_accident(
     done = await run_in_pipe(options, env=footprint.env)
     assert done.code == 1
     assert done.err.startswith("error: cannot listen on 0.0.0.0:0: other machines could reach it")
+
+
+async def test_it_serves_with_one_process(
+    footprint: Footprint, checkpoint_dir: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "draftgate.yaml"
+    file.write_text("workers: 4")
+    options = ["serve", "--config", str(file), "--model-dir", str(checkpoint_dir)]
+    done = await run_in_pipe(options, env=footprint.env)
+    assert done.code == 1
+    allowed = "1; `draftgate gateway` serves with several"
+    assert done.err == f"error: workers: got 4, allowed: {allowed}\n"

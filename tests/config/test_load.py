@@ -14,6 +14,7 @@ from draftgate.gateway import GatewayConfig
 from draftgate.gateway.admission import AdmissionConfig
 from draftgate.gateway.auth import JwtConfig, TlsConfig
 from draftgate.gateway.auth.tenants_file import read_directory
+from draftgate.gateway.defaults import RequestDefaults
 from draftgate.gateway.tenant import Scope
 
 
@@ -32,13 +33,23 @@ def test_every_setting_can_stand_in_the_file(file: Path) -> None:
     file.write_text(
         """
         listen: 127.0.0.1:1
+        workers: 4
+        max_connection_age_s: 60
+        admin_listen: 127.0.0.1:2
+        triton: "a:1,dns:///b:2"
+        tokenizer_dir: models/m
+        model_name: m
+        entry: engine
         grace_s: 3
         log_level: info
         otlp_endpoint: collector:4317
         trace_sample_ratio: 0.5
-        default_max_tokens: 5
+        defaults: {max_tokens: 5, temperature: 0.5, top_k: 4, generation_config: true}
+        max_output_tokens: 9
+        max_prompt_tokens: 10
         max_prompt_bytes: 6
         max_messages: 7
+        max_choices: 2
         write_timeout_s: 8
         admission: {max_concurrency: 1, max_waiting: 2, max_wait_s: 3}
         security:
@@ -49,11 +60,21 @@ def test_every_setting_can_stand_in_the_file(file: Path) -> None:
         """
     )
     settings = load(file).settings
-    assert (settings.grace_s, settings.log_level) == (3.0, "info")
+    assert (settings.grace_s, settings.log_level, settings.workers) == (3.0, "info", 4)
     config = gateway_config(settings, triton_target="t:1", model_name="m", tokenizer_dir=None)
     assert (config.listen, config.otlp_endpoint) == ("127.0.0.1:1", "collector:4317")
-    assert (config.trace_sample_ratio, config.default_max_tokens) == (0.5, 5)
+    assert (settings.triton, settings.tokenizer_dir) == ("a:1,dns:///b:2", Path("models/m"))
+    assert (config.admin_listen, config.entry, settings.model_name) == (
+        "127.0.0.1:2",
+        "engine",
+        "m",
+    )
+    assert config.trace_sample_ratio == 0.5
+    assert config.defaults == RequestDefaults(5, 0.5, top_k=4, generation_config=True)
+    assert (config.max_output_tokens, config.max_prompt_tokens) == (9, 10)
+    assert config.max_choices == 2
     assert (config.max_prompt_bytes, config.max_messages, config.write_timeout_s) == (6, 7, 8)
+    assert config.max_connection_age_s == 60
     assert config.admission == AdmissionConfig(1, 2, 3.0)
     assert config.security.tls == TlsConfig(Path("a.crt"), Path("a.key"), Path("c.crt"))
     assert config.security.jwt == JwtConfig(Path("jwks.json"), "i", "a", ("ES256",))
@@ -105,6 +126,11 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
             "algorithms: [HS256]}}",
             "security.jwt.algorithms: got 'HS256', allowed: ES256, ",
         ),
+        ("defaults: {top_p: 0}", "defaults.top_p: got 0.0, allowed: a finite number above 0 to 1"),
+        ("defaults: {max_tokens: x}", "defaults.max_tokens: Input should be a valid integer"),
+        ("defaults: {seed: 1}", "defaults.seed: Unexpected keyword argument (FILE)"),
+        ("max_choices: 0", "max_choices: Input should be greater than or equal to 1"),
+        ("triton: ''", "triton: String should have at least 1 character"),
         ("{", "FILE: no YAML at line 1, column 2"),
         ("[1]", "FILE: no mapping of names"),
         ("1: 2", "FILE: no mapping of names"),

@@ -58,7 +58,15 @@ _MODELS = {
         contract.POSTPROCESSING_OUTPUTS,
     ),
 }
-_RESERVED = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers")
+# What Triton's own parameters may be given as; other keys of its own are refused.
+_PARAMETERS = {
+    "sequence_id": ("int64_param", "string_param"),
+    "sequence_start": ("bool_param",),
+    "sequence_end": ("bool_param",),
+    "priority": ("int64_param", "uint64_param"),
+    "timeout": ("int64_param",),
+    "triton_enable_empty_final_response": ("bool_param",),
+}
 _CODES = {
     DataType.INT32: "i",
     DataType.INT64: "q",
@@ -105,6 +113,9 @@ class Received:
     id: str
     tensors: Mapping[str, Any]
     metadata: Mapping[str, str]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    peer: str = ""
+    """The connection on which it came."""
     ended: str = ""
     """`finished`, `stopped`, `cancelled` (the RPC) or `failed`."""
 
@@ -130,6 +141,11 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self.server_ready = True
         self.not_ready_models: set[str] = set()
         self.generations: list[Received] = []
+        self.inferred: list[Received] = []
+        """By calls with one response."""
+        self.infer_script = Script()
+        """What those do before they answer."""
+        self.statistics = pb.ModelStatisticsResponse()
         self.stops: list[str] = []
         self.refuse_stops = False
         self.gate = FakeGate()
@@ -190,11 +206,34 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             config.output.add(name=spec.name, data_type=_config_type(spec), dims=spec.dims)
         return pb.ModelConfigResponse(config=config)
 
-    async def ModelInfer(self, request: pb.ModelInferRequest, context: Any) -> None:  # noqa: N802
-        await context.abort(
-            grpc.StatusCode.UNIMPLEMENTED,
-            "ModelInfer RPC doesn't support models with decoupled transaction policy",
-        )
+    async def ModelStatistics(  # noqa: N802
+        self, request: pb.ModelStatisticsRequest, context: Any
+    ) -> pb.ModelStatisticsResponse:
+        return self.statistics
+
+    async def ModelInfer(  # noqa: N802
+        self, request: pb.ModelInferRequest, context: Any
+    ) -> pb.ModelInferResponse:
+        """Of `preprocessing`, which here takes every byte for a token."""
+        if request.model_name != contract.PREPROCESSING_MODEL:
+            await context.abort(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "ModelInfer RPC doesn't support models with decoupled transaction policy",
+            )
+        if problem := _refusal(request):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        received = _received(request, context)
+        self.inferred.append(received)
+        for step in self.infer_script.steps:
+            await asyncio.sleep(step.delay_s)
+        if self.infer_script.status is not None:
+            await context.abort(self.infer_script.status, self.infer_script.details)
+        response = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+        (spec,) = contract.PREPROCESSING_OUTPUTS
+        content, count = _encode(spec, list(received.tensors["text_input"].encode()))
+        response.outputs.add(name=spec.name, datatype=spec.dtype.value, shape=[count])
+        response.raw_output_contents.append(content)
+        return response
 
     async def ModelStreamInfer(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Any
@@ -214,6 +253,8 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def _answer(self, request: pb.ModelInferRequest, context: Any) -> None:
         problem = _refusal(request)
+        if not request.parameters["triton_enable_empty_final_response"].bool_param:
+            problem = problem or "the empty final response was not asked for"
         if problem:
             message = pb.ModelStreamInferResponse(error_message=problem)
             message.infer_response.id = request.id
@@ -221,12 +262,14 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             return
         tensors = _decode(request)
         if request.model_name == contract.ENSEMBLE_MODEL:
-            metadata = dict(context.invocation_metadata())
-            await self._generate(Received(request.id, tensors, metadata), context)
+            await self._generate(_received(request, context), context)
         elif contract.STOP in tensors:
             await self._stop_generation(request.id, context)
         elif contract.CONTROL in tensors:
             await self._control(request, json.loads(tensors[contract.CONTROL]), context)
+        elif request.model_name == contract.ENGINE_MODEL and "input_ids" in tensors:
+            metadata = dict(context.invocation_metadata())
+            await self._generate(Received(request.id, tensors, metadata), context, engine=True)
         else:
             await context.abort(grpc.StatusCode.INTERNAL, "not scripted")
 
@@ -254,26 +297,34 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self._stopped.setdefault(wire_id, asyncio.Event()).set()
         await context.write(_final(contract.ENGINE_MODEL, wire_id))
 
-    async def _generate(self, received: Received, context: Any) -> None:
+    async def _generate(self, received: Received, context: Any, *, engine: bool = False) -> None:
+        """engine: it was entered straight, and tells ids alone."""
         self.generations.append(received)
         script = self.script_for(received) if self.script_for else self._next_script()
         try:
-            await self._play(script, received, context)
+            await self._play(script, received, context, engine=engine)
         except asyncio.CancelledError:
             received.ended = "cancelled"
             raise
 
-    async def _play(self, script: Script, received: Received, context: Any) -> None:
+    async def _play(
+        self, script: Script, received: Received, context: Any, *, engine: bool
+    ) -> None:
         stopped = self._stopped.setdefault(received.id, asyncio.Event())
-        request = pb.ModelInferRequest(model_name=contract.ENSEMBLE_MODEL, id=received.id)
+        model = contract.ENGINE_MODEL if engine else contract.ENSEMBLE_MODEL
+        outputs = _MODELS[model][1]
+        told = {spec.name for spec in outputs}
+        request = pb.ModelInferRequest(model_name=model, id=received.id)
         index = 0
         async for values in _chunks(script, stopped):
-            await _send(context, request, contract.ENSEMBLE_OUTPUTS, values, final=False)
+            if engine:
+                values = {name: each for name, each in values.items() if name in told}
+            await _send(context, request, outputs, values, final=False)
             index += 1
         if stopped.is_set() and not script.deaf:
             received.ended = "stopped"
             end = {"chunk_index": index, "finish_reason": "cancelled"}
-            await _send(context, request, contract.ENSEMBLE_OUTPUTS, end, final=False)
+            await _send(context, request, outputs, end, final=False)
         elif script.in_band_error:
             received.ended = "failed"
             message = pb.ModelStreamInferResponse(error_message=script.in_band_error)
@@ -284,7 +335,7 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             await context.abort(script.status, script.details)
         else:
             received.ended = "finished"
-        await context.write(_final(contract.ENSEMBLE_MODEL, received.id))
+        await context.write(_final(model, received.id))
 
     def _next_script(self) -> Script:
         return self.scripts.pop(0) if self.scripts else self.default
@@ -342,14 +393,14 @@ def _refusal(request: pb.ModelInferRequest) -> str:
     if not request.id:
         return "the request has no id"
     for key, value in request.parameters.items():
-        if key in _RESERVED or (
-            key.startswith("triton_") and key != "triton_enable_empty_final_response"
-        ):
+        kind = value.WhichOneof("parameter_choice")
+        if key in _PARAMETERS:
+            if kind not in _PARAMETERS[key]:
+                return f"parameter '{key}' has an unsupported type"
+        elif key == "headers" or key.startswith("triton_"):
             return f"parameter '{key}' is reserved"
-        if value.WhichOneof("parameter_choice") == "uint64_param":
+        elif kind == "uint64_param":
             return f"parameter '{key}' has an unsupported type"
-    if request.parameters["triton_enable_empty_final_response"].bool_param is not True:
-        return "the empty final response was not asked for"
     inputs, outputs = _MODELS[model]
     return _tensor_refusal(request, {spec.name: spec for spec in inputs}) or next(
         (
@@ -387,6 +438,15 @@ def _tensor_refusal(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpe
     if missing:
         return f"expected {len(specs)} inputs but got {len(given)}: {missing[0]} is missing"
     return ""
+
+
+def _received(request: pb.ModelInferRequest, context: Any) -> Received:
+    parameters = {
+        key: getattr(value, str(value.WhichOneof("parameter_choice")))
+        for key, value in request.parameters.items()
+    }
+    metadata = dict(context.invocation_metadata())
+    return Received(request.id, _decode(request), metadata, parameters, context.peer())
 
 
 def _decode(request: pb.ModelInferRequest) -> dict[str, Any]:

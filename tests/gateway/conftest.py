@@ -16,6 +16,15 @@ async def gateway(triton: FakeTriton) -> AsyncIterator[Gateway]:
 
 
 @pytest.fixture
+async def second() -> AsyncIterator[FakeTriton]:
+    """Another Triton, for gateways with two replicas."""
+    fake = FakeTriton()
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture
 async def client(gateway: Gateway) -> AsyncIterator[Client]:
     async with connected(gateway) as found:
         await found.wait_serving()

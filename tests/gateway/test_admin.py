@@ -20,26 +20,13 @@ ENDLESS = Script([Step({"output_ids": [10], "text_output": "x"}, delay_s=0.005)]
 
 
 @pytest.fixture
-async def second() -> AsyncIterator[FakeTriton]:
-    fake = FakeTriton()
-    await fake.start()
-    yield fake
-    await fake.stop()
-
-
-@pytest.fixture
 async def client(triton: FakeTriton, second: FakeTriton) -> AsyncIterator[Client]:
     """Of a gateway with two replicas, both ready."""
     async with (
         running_gateway(f"{triton.target},{second.target}") as gateway,
         connected(gateway) as found,
     ):
-        async with asyncio.timeout(30):
-            while not all(
-                replica.state == pb.REPLICA_STATE_READY
-                for replica in (await found.replicas()).values()
-            ):
-                await asyncio.sleep(0.01)
+        await found.wait_all_ready()
         yield found
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -21,9 +22,10 @@ from draftgate._pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceSt
 from draftgate.errors import DraftgateError, ErrorCode, to_wire
 from draftgate.gateway import Gateway
 from draftgate.upstream.buffer import BufferLimits
-from draftgate.upstream.raw import error_message, failure_response
+from draftgate.upstream.raw import Told, failure_response, final_response, told_by
 from tests.fakes.triton import FakeTriton, Received, Script, Step, words
 from tests.support.gateway import Client, connected, running_gateway
+from tests.support.passing import Streamed, engine_request, request, stream
 
 SERVICE = "/inference.GRPCInferenceService"
 ENDLESS = Script([Step({"output_ids": [1], "text_output": "x"}, delay_s=0.005)], endless=True)
@@ -41,65 +43,6 @@ async def direct(triton: FakeTriton) -> AsyncIterator[GRPCInferenceServiceStub]:
     """Past the gateway."""
     async with grpc.aio.insecure_channel(triton.target) as channel:
         yield GRPCInferenceServiceStub(channel)
-
-
-def request(text: str = "Hi", request_id: str = "1", model: str = "ensemble") -> Any:
-    made = pb.ModelInferRequest(model_name=model, id=request_id)
-    made.parameters["triton_enable_empty_final_response"].bool_param = True
-    content = text.encode()
-    add(made, "text_input", "BYTES", struct.pack("<I", len(content)) + content)
-    add(made, "max_tokens", "INT32", struct.pack("<i", 9))
-    return made
-
-
-def engine_request(request_id: str, name: str, datatype: str, content: bytes) -> Any:
-    made = pb.ModelInferRequest(model_name=contract.ENGINE_MODEL, id=request_id)
-    made.parameters["triton_enable_empty_final_response"].bool_param = True
-    add(made, name, datatype, content)
-    return made
-
-
-def add(made: pb.ModelInferRequest, name: str, datatype: str, content: bytes) -> None:
-    made.inputs.add(name=name, datatype=datatype, shape=[1])
-    made.raw_input_contents.append(content)
-
-
-@dataclass
-class Streamed:
-    """Everything that one stream brought."""
-
-    responses: list[pb.ModelStreamInferResponse] = field(default_factory=list)
-    error: grpc.aio.AioRpcError | None = None
-
-    def text(self, request_id: str = "1") -> str:
-        """The text of one of its requests."""
-        return "".join(
-            content[4:].decode()
-            for response in self.responses
-            if response.infer_response.id == request_id
-            for output, content in zip(
-                response.infer_response.outputs,
-                response.infer_response.raw_output_contents,
-                strict=True,
-            )
-            if output.name == "text_output"
-        )
-
-
-async def stream(
-    stub: GRPCInferenceServiceStub, *requests: Any, metadata: Sequence[tuple[str, str]] = ()
-) -> Streamed:
-    call = stub.ModelStreamInfer(metadata=metadata)
-    for each in requests:
-        await call.write(each)
-    await call.done_writing()
-    found = Streamed()
-    try:
-        async for response in call:
-            found.responses.append(response)
-    except grpc.aio.AioRpcError as error:
-        found.error = error
-    return found
 
 
 async def test_calls_without_inference_are_passed_on(
@@ -368,17 +311,43 @@ async def test_a_drain_cuts_what_does_not_end(
 async def test_triton_is_gone(stub: GRPCInferenceServiceStub, triton: FakeTriton) -> None:
     await triton.stop()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.ServerReady(pb.ServerReadyRequest())
+        await stub.ServerMetadata(pb.ServerMetadataRequest())
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert caught.value.details() == "the model server cannot be reached"
     (response,) = (await stream(stub, request())).responses
     assert response.error_message == "the model server cannot be reached"
+    while (await stub.ServerReady(pb.ServerReadyRequest())).ready:
+        await asyncio.sleep(0.01)
+    assert (await stub.ServerLive(pb.ServerLiveRequest())).live
 
 
-@given(st.text(), st.text(min_size=1))
-def test_an_error_is_found_in_the_bytes(request_id: str, message: str) -> None:
-    assert error_message(failure_response(request_id, message)) == message
+async def test_one_request_with_one_response(
+    stub: GRPCInferenceServiceStub, triton: FakeTriton
+) -> None:
+    answer = await stub.ModelInfer(request("Hi", model="preprocessing", max_tokens=None))
+    assert answer.id == "1"
+    assert list(struct.unpack("<2i", answer.raw_output_contents[0])) == list(b"Hi")
+    (received,) = triton.inferred
+    assert received.id == "1"
+
+
+async def test_nvidias_own_client_streams(gateway: Gateway, client: Client) -> None:
+    example = Path(__file__).parents[2] / "examples" / "triton_client.py"
+    command = [sys.executable, str(example), "--target", f"127.0.0.1:{gateway.port}"]
+    command += ["--prompt", "Hi"]
+    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=60)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"Hello world\n", b"")
+
+
+@given(st.text(), st.text(min_size=1), st.lists(st.integers(0, 9)))
+def test_what_responses_tell_is_found(request_id: str, message: str, ids: list[int]) -> None:
+    assert told_by(failure_response(request_id, message)) == Told(message, 0)
+    assert told_by(final_response(request_id, "engine")) == Told("", 0)
     fine = pb.ModelStreamInferResponse()
     fine.infer_response.id = request_id
     fine.infer_response.raw_output_contents.append(message.encode())
-    assert error_message(fine.SerializeToString()) == ""
+    fine.infer_response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
+    assert told_by(fine.SerializeToString()) == Told("", 1)
+    fine.infer_response.outputs.add(name="output_ids", datatype="INT32", shape=[len(ids)])
+    assert told_by(fine.SerializeToString()) == Told("", len(ids))
+    assert told_by(b"\xff" + message.encode()) == Told("", 0)

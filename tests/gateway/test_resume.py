@@ -96,10 +96,14 @@ def check_undisturbed(outcome: Outcome, speaker: Speaker, *, resumes: int) -> No
 
 @pytest.mark.parametrize("how", LOST)
 @pytest.mark.parametrize("kind", ["prompt", "messages", "input_ids"])
+@pytest.mark.parametrize("entry", ["ensemble", "engine"])
 async def test_a_replica_lost_at_any_step_costs_nothing(
-    speaker: Speaker, tokenizer_dir: Path, kind: str, how: dict[str, Any]
+    speaker: Speaker, tokenizer_dir: Path, kind: str, how: dict[str, Any], entry: str
 ) -> None:
-    async with fakes(speaker) as found, client_of(*found, tokenizer_dir=tokenizer_dir) as client:
+    async with (
+        fakes(speaker) as found,
+        client_of(*found, tokenizer_dir=tokenizer_dir, entry=entry) as client,
+    ):
         for after in range(12):
             speaker.faults = [Speaker.failing(after, **how)]
             outcome = await client.generate(**asked(speaker, kind))

@@ -16,6 +16,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway import Gateway, GatewayConfig
+from draftgate.gateway.admission import AdmissionConfig
+from draftgate.gateway.listen import HeldPort, bind, check_listen
+from draftgate.gateway.orders import Reload
 from tests.fakes.triton import FakeTriton, Script, Step
 from tests.support.gateway import MODEL, Client, connected, running_gateway
 
@@ -168,3 +171,38 @@ async def test_the_port_is_free_after_a_drain(triton: FakeTriton) -> None:
 async def test_draining_twice_does_no_harm(triton: FakeTriton) -> None:
     async with running_gateway(triton.target) as gateway:
         await gateway.drain(0.0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_held_port_is_one_to_be_shared(triton: FakeTriton, host: str) -> None:
+    held = HeldPort(f"{host}:0", secured=False)
+    servers = [grpc.aio.server(options=(("grpc.so_reuseport", 1),)) for _ in range(2)]
+    for server in servers:
+        assert bind(server, held.listen, shared=True) == held.port
+        await server.start()
+    with pytest.raises(DraftgateError, match=f"port {held.port} is in use"):
+        HeldPort(held.listen, secured=False)
+    with pytest.raises(DraftgateError, match=f"port {held.port} is in use"):
+        check_listen(held.listen, secured=False)
+    for server in servers:
+        await server.stop(None)
+    held.close()
+    HeldPort(held.listen, secured=False).close()
+
+
+async def test_limits_can_be_reloaded(triton: FakeTriton) -> None:
+    triton.default = Script([Step({"output_ids": [1]}, delay_s=0.01)], endless=True)
+    config = AdmissionConfig(max_concurrency=1, max_waiting=1)
+    async with (
+        running_gateway(triton.target, admission=config) as gateway,
+        connected(gateway) as client,
+    ):
+        await client.wait_serving()
+        calls = [client.generation.Generate(pb.GenerateRequest(prompt="Hi")) for _ in range(2)]
+        await triton.wait_for(lambda: len(triton.generations) == 1)
+        assert await gateway.tell(Reload(AdmissionConfig(max_concurrency=2, max_waiting=0))) == 1
+        await triton.wait_for(lambda: len(triton.generations) == 2)
+        full = await client.generate(prompt="Hi")
+        assert full.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in calls:
+            call.cancel()

@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 __all__ = ["Authority", "Issued"]
 
+_VALID_FOR = timedelta(hours=1)
+
 
 @dataclass(frozen=True)
 class Issued:
@@ -37,9 +39,9 @@ class Authority:
         )
         self.certificate = _pem(found.sign(self._key, hashes.SHA256()))
 
-    def issue(self, name: str) -> Issued:
+    def issue(self, name: str, *, valid_for: timedelta = _VALID_FOR) -> Issued:
         key = ec.generate_private_key(ec.SECP256R1())
-        found = self._builder(_name(name), key.public_key()).add_extension(
+        found = self._builder(_name(name), key.public_key(), valid_for).add_extension(
             x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
             critical=False,
         )
@@ -51,7 +53,10 @@ class Authority:
         return Issued(_pem(found.sign(self._key, hashes.SHA256())), private)
 
     def _builder(
-        self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey
+        self,
+        subject: x509.Name,
+        public_key: ec.EllipticCurvePublicKey,
+        valid_for: timedelta = _VALID_FOR,
     ) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         return (
@@ -61,7 +66,7 @@ class Authority:
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(hours=1))
-            .not_valid_after(now + timedelta(hours=1))
+            .not_valid_after(now + valid_for)
         )
 
 

@@ -170,6 +170,15 @@ class Client:
         answer = await self.admin.ListReplicas(admin_pb2.ListReplicasRequest())
         return {replica.address: replica for replica in answer.replicas}
 
+    async def wait_all_ready(self) -> None:
+        """Wait until every replica is ready."""
+        async with asyncio.timeout(30):
+            while not all(
+                replica.state == admin_pb2.REPLICA_STATE_READY
+                for replica in (await self.replicas()).values()
+            ):
+                await asyncio.sleep(0.01)
+
     async def status(self, service: str = "") -> int:
         """The health status of a service."""
         answer = await self.health.Check(health_pb2.HealthCheckRequest(service=service))

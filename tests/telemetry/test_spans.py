@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,8 +12,6 @@ import grpc.aio
 import pytest
 
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
-from draftgate._pb.inference import grpc_service_pb2 as inference_pb2
-from draftgate._pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from draftgate.gateway import Gateway, convert
 from tests.fakes.collector import Collector, Exported
 from tests.fakes.triton import FakeTriton, Script, Step, words
@@ -398,41 +395,3 @@ async def test_the_generations_of_a_session_stand_under_its_call(
     names = {each.attributes["gen_ai.response.id"] for each in inferences}
     assert names == {"ra", "rb", "rb.1"}
     assert {each.span.parent_span_id for each in inferences} == {server.span.span_id}
-
-
-async def test_a_request_that_is_passed_on_has_spans_too(
-    triton: FakeTriton, collector: Collector
-) -> None:
-    async with traced(triton, collector) as (_, client):
-        call = GRPCInferenceServiceStub(client.channel).ModelStreamInfer(
-            metadata=traceparent(sampled=True)
-        )
-        for request_id, model in (("mine", "ensemble"), ("other", "nowhere")):
-            passed = inference_pb2.ModelInferRequest(model_name=model, id=request_id)
-            passed.parameters["triton_enable_empty_final_response"].bool_param = True
-            for name, datatype, content in (
-                ("text_input", "BYTES", struct.pack("<I", 6) + b"secret"),
-                ("max_tokens", "INT32", struct.pack("<i", 9)),
-            ):
-                passed.inputs.add(name=name, datatype=datatype, shape=[1])
-                passed.raw_input_contents.append(content)
-            await call.write(passed)
-        await call.done_writing()
-        async for _ in call:
-            pass
-    (server,) = [each for each in collector.spans if each.kind == "SERVER"]
-    assert server.name == "inference.GRPCInferenceService/ModelStreamInfer"
-    assert server.span.trace_id.hex() == TRACE_ID
-    spans = {each.name: each for each in collector.spans if each.kind == "CLIENT"}
-    assert spans.keys() == {"infer ensemble", "infer nowhere"}
-    fine, failed = spans["infer ensemble"], spans["infer nowhere"]
-    assert {each.span.parent_span_id for each in spans.values()} == {server.span.span_id}
-    (received,) = triton.generations
-    assert fine.attributes["draftgate.upstream.request_id"] == received.id
-    assert fine.attributes["gen_ai.response.id"] == "mine"
-    assert fine.attributes["draftgate.responses"] == 3
-    assert fine.span.span_id.hex() in received.metadata["traceparent"]
-    assert not fine.is_error
-    assert failed.is_error
-    assert failed.attributes["error.type"] == "NOT_FOUND"
-    assert not any("secret" in str(each.span) for each in collector.spans)

@@ -29,6 +29,32 @@ def test_a_chat_prompt_gets_only_the_special_tokens_of_its_template(
     assert Tokenizer.load(folder).encode_chat([Message("user", "a")]).count(1) == 1
 
 
+@pytest.mark.parametrize("template", ["{{ bos_token }}", ""])
+def test_a_chat_as_a_raw_prompt_has_the_same_ids(
+    tmp_path: Path,
+    write_tokenizer: WriteTokenizer,
+    sentencepiece_description: dict[str, Any],
+    template: str,
+) -> None:
+    """The post-processor writes the first token, whether or not the template does too."""
+    folder = write_tokenizer(
+        tmp_path,
+        sentencepiece_description,
+        chat_template=template + "{{ messages[0].content }}",
+        bos_token="<s>",
+    )
+    loaded = Tokenizer.load(folder)
+    messages = [Message("user", "a")]
+    assert loaded.encode_prompt(loaded.chat_as_raw_prompt(messages)) == loaded.encode_prompt("a")
+
+
+def test_a_chat_as_a_raw_prompt_is_the_template_where_nothing_is_added(
+    tokenizer: Tokenizer,
+) -> None:
+    messages = [Message("user", "a")]
+    assert tokenizer.chat_as_raw_prompt(messages) == tokenizer.render_chat(messages)
+
+
 def test_the_real_tokenizer(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocab_size == 49152
     assert tokenizer.encode_prompt("") == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +19,12 @@ from draftgate import contract
 from draftgate._pb.inference import grpc_service_pb2 as pb
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.sampling import SamplingParams, Verification
-from draftgate.text import Message
+from draftgate.text import Message, Tokenizer
 from draftgate.totals import Totals
 from draftgate.upstream.profiles import ModelView, Profile, detect
 from draftgate.upstream.profiles.reading import TextDeltas
 from draftgate.upstream.types import ChatPrompt, Chunk, GenerationRequest, TextPrompt, TokenPrompt
+from tests.support.byte_tokenizer import write_byte_tokenizer
 
 ENGINE = ModelView(
     name="tensorrt_llm",
@@ -99,13 +101,15 @@ OURS = ModelView(
 )
 
 
-async def profile_of(*models: ModelView, entry: str | None = None) -> Profile:
+async def profile_of(
+    *models: ModelView, entry: str | None = None, tokenizer: Tokenizer | None = None
+) -> Profile:
     there = {model.name: model for model in models}
 
     async def find(name: str) -> ModelView | None:
         return there.get(name)
 
-    return await detect(find, entry)
+    return await detect(find, entry, tokenizer)
 
 
 def asked(prompt: Any = None, **sampling: Any) -> GenerationRequest:
@@ -276,6 +280,28 @@ async def test_two_models_that_speculate_take_a_draft_length() -> None:
     profile = await profile_of(BLS, ENGINE)
     sent = tensors(await profile.generation(asked(max_draft_len=3), "1"))
     assert sent["num_draft_tokens"] == ("INT32", [1, 1], struct.pack("<i", 3))
+
+
+@pytest.mark.parametrize("models", [[ENSEMBLE, ENGINE], [BLS, ENGINE], [LLMAPI]])
+async def test_messages_are_made_text_for_models_that_take_text_alone(
+    models: list[ModelView], tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.load(write_byte_tokenizer(tmp_path))
+    profile = await profile_of(*models, tokenizer=tokenizer)
+    request = asked(ChatPrompt((Message("user", "Grüße"),)))
+    content = "Grüße".encode()
+    sent = tensors(await profile.generation(request, "1"))["text_input"]
+    assert sent[2] == struct.pack("<I", len(content)) + content
+    assert profile.description is not None
+    assert profile.description.has_chat_template
+    assert not profile.description.lacks_tokenizer
+    # A raw prompt is sent as it is, and the rest of the profile is what it was.
+    plain = await profile_of(*models)
+    assert await profile.generation(asked(), "1") == await plain.generation(asked(), "1")
+    assert (profile.entry, profile.models) == (plain.entry, plain.models)
+    assert profile.stop("1") == plain.stop("1")
+    assert plain.description is not None
+    assert plain.description.lacks_tokenizer
 
 
 REFUSED: list[tuple[list[ModelView], GenerationRequest, str]] = [

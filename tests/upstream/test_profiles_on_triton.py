@@ -19,6 +19,7 @@ import pytest_asyncio
 from draftgate._pb.draftgate.v1 import gate_pb2
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.upstream.tritonserver import TritonServer, TritonServerConfig
+from tests.support.byte_tokenizer import write_byte_tokenizer
 from tests.support.gateway import Client, connected, running_gateway
 
 pytestmark = [pytest.mark.triton, pytest.mark.asyncio(loop_scope="module")]
@@ -74,10 +75,12 @@ async def llmapi(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stan
 
 
 @asynccontextmanager
-async def in_front_of(stand_in: StandIn, model: str | None = None) -> AsyncIterator[Client]:
+async def in_front_of(
+    stand_in: StandIn, model: str | None = None, **config: Any
+) -> AsyncIterator[Client]:
     """A client of a gateway that sends generations to `model`."""
     async with (
-        running_gateway(stand_in.target, entry=model) as gateway,
+        running_gateway(stand_in.target, entry=model, **config) as gateway,
         connected(gateway) as client,
     ):
         await client.wait_serving()
@@ -87,6 +90,31 @@ async def in_front_of(stand_in: StandIn, model: str | None = None) -> AsyncItera
 def script(*words: str | list[int], **fields: Any) -> str:
     """The prompt that makes a stand-in answer so; a word may be given as its bytes."""
     return json.dumps({"words": words, **fields})
+
+
+async def test_conversations_in_front_of_the_ensemble(inflight: StandIn, tmp_path: Path) -> None:
+    await converse(inflight, tmp_path)
+
+
+async def test_conversations_in_front_of_llmapi(llmapi: StandIn, tmp_path: Path) -> None:
+    await converse(llmapi, tmp_path)
+
+
+async def converse(stand_in: StandIn, tmp_path: Path) -> None:
+    """Messages go through the gateway's chat template, which says what the first of them says."""
+    folder = write_byte_tokenizer(tmp_path / "model")
+    asked: dict[str, Any] = {
+        "messages": [pb.ChatMessage(role="user", content=script("He", "llo"))],
+        "max_tokens": 50,
+    }
+    async with in_front_of(stand_in, tokenizer_dir=folder) as client:
+        outcome = await client.generate(**asked)
+        assert (outcome.error, outcome.text) == (None, "Hello")
+        assert (await client.get_model()).has_chat_template
+    async with in_front_of(stand_in) as client:
+        outcome = await client.generate(**asked)
+        assert outcome.code is grpc.StatusCode.FAILED_PRECONDITION
+        assert outcome.message.startswith("messages: the models behind this gateway have no chat")
 
 
 async def test_the_ensemble_of_engines(inflight: StandIn) -> None:

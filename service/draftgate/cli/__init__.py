@@ -20,6 +20,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 from draftgate import __version__
 from draftgate.cli import chat, gateway, generate, serve, top
 from draftgate.cli.config import config_app
+from draftgate.cli.doctor import command as doctor_command
 from draftgate.cli.gate import gate_app
 from draftgate.cli.keys import keys_app
 from draftgate.cli.model import model_app
@@ -44,6 +45,7 @@ app.command()(gateway.gateway)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(top.top)
+app.command()(doctor_command.doctor)
 app.add_typer(model_app, name="model")
 app.add_typer(gate_app, name="gate")
 app.add_typer(config_app, name="config")

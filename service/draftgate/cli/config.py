@@ -20,7 +20,10 @@ def check(
     from draftgate.config import load
     from draftgate.gateway.auth import Authenticator, ServerCertificates
 
-    security = load(file).settings.security
+    settings = load(file).settings
+    if settings.tokenizer_dir is not None:
+        settings.defaults.completed(settings.tokenizer_dir)
+    security = settings.security
     if security.tls:
         ServerCertificates(security.tls)
     if security.tenants_file:

@@ -3,61 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftgate.cli import options
-from draftgate.cli.render import log_to_terminal, say
+from draftgate.cli import service_options
+from draftgate.cli.logs import log_to_stderr
+from draftgate.cli.render import say
 from draftgate.cli.stop import Stop
 from draftgate.errors import DraftgateError, ErrorCode
 
 if TYPE_CHECKING:
-    from draftgate.gateway import GatewayConfig
+    from draftgate.config import Settings
+    from draftgate.gateway import Gateway, GatewayConfig
+    from draftgate.gateway.workers import Fleet
 
 __all__ = ["gateway"]
 
 
 def gateway(
+    config_file: service_options.ConfigFile = None,
     triton: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             metavar="HOST:PORT",
             help="A Triton to use, repeatable; dns:///NAME:PORT uses one at each address of a "
             "name.",
+            show_default="`triton` of the settings",
         ),
-    ],
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the gateway listens; port 0: any free.")
-    ] = options.DEFAULT_SERVER,
+    ] = None,
+    listen: service_options.Listen = None,
+    insecure: service_options.Insecure = False,
+    admin_listen: service_options.AdminListen = None,
+    entry: service_options.Entry = None,
     model_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             help="A folder with the model's tokenizer: with it generations of text survive the "
-            "loss of their Triton half-way, and clients may ask for the text of single tokens.",
-            show_default=False,
+            "loss of their Triton half-way, clients may ask for the text of single tokens, and "
+            "conversations work with models that take text alone.",
+            show_default="`tokenizer_dir` of the settings",
         ),
     ] = None,
-    model_name: Annotated[
-        str | None,
+    model_name: service_options.ModelName = None,
+    otlp_endpoint: service_options.OtlpEndpoint = None,
+    grace: service_options.Grace = None,
+    workers: Annotated[
+        int | None,
         typer.Option(
-            help="What clients call the model.", show_default="the name of the folder --model-dir"
+            min=1,
+            max=256,
+            help="Processes that serve, each on one core; what runs at once is decided for all of "
+            "them together.",
+            show_default="1",
         ),
     ] = None,
-    otlp_endpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Send traces to this OTLP gRPC collector.",
-            show_default="OTEL_EXPORTER_OTLP_ENDPOINT if set",
-        ),
-    ] = None,
-    grace: Annotated[
-        float,
-        typer.Option(min=0.0, metavar="SECONDS", help="How long streams may finish at the end."),
-    ] = 10.0,
 ) -> None:
     """Serve in front of Tritons that run elsewhere, with Draftgate's models loaded.
 
@@ -67,33 +70,73 @@ def gateway(
     # Only a command that serves needs the gateway; others start faster without it.
     import uvloop
 
-    from draftgate.gateway import GatewayConfig
+    from draftgate.config import load
 
-    name = model_name or (model_dir.resolve().name if model_dir else "")
+    flags = service_options.settings_given(
+        insecure=insecure,
+        triton=",".join(triton) if triton else None,
+        listen=listen,
+        admin_listen=admin_listen,
+        entry=entry,
+        tokenizer_dir=model_dir,
+        model_name=model_name,
+        otlp_endpoint=otlp_endpoint,
+        grace_s=grace,
+        workers=workers,
+    )
+    settings = load(config_file, flags).settings
+    config = _config(settings)
+    reread = (lambda: load(config_file, flags).settings) if config_file else None
+    log_to_stderr(settings.log_level, settings.log_format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run_until_stopped(config, settings, reread))
+
+
+def _config(settings: Settings) -> GatewayConfig:
+    """Raises DraftgateError if the settings lack what `serve` would know by itself."""
+    from draftgate.config import gateway_config
+
+    if not settings.triton:
+        raise DraftgateError(
+            ErrorCode.INVALID_ARGUMENT, "--triton, or triton in the settings, is needed"
+        )
+    folder = settings.tokenizer_dir
+    name = settings.model_name or (folder.resolve().name if folder else "")
     if not name:
         raise DraftgateError(ErrorCode.INVALID_ARGUMENT, "--model-name or --model-dir is needed")
-    config = GatewayConfig(
-        triton_target=",".join(triton),
-        model_name=name,
-        listen=listen,
-        tokenizer_dir=model_dir,
-        otlp_endpoint=otlp_endpoint,
+    return gateway_config(
+        settings, triton_target=settings.triton, model_name=name, tokenizer_dir=folder
     )
-    log_to_terminal("warning")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run_until_stopped(config, grace))
 
 
-async def _run_until_stopped(config: GatewayConfig, grace_s: float) -> None:
-    from draftgate.gateway import Gateway
+async def _run_until_stopped(
+    config: GatewayConfig, settings: Settings, reread: Callable[[], Settings] | None
+) -> None:
+    from draftgate.cli.reloading import Reloading
 
     stop = Stop()
-    with stop.on_signals():
-        running = Gateway(config)
-        await running.start()
-        address = f"{config.listen.rpartition(':')[0]}:{running.port}"
-        say(f"gateway on {address}, Triton on {config.triton_target}")
+    reloading = Reloading(settings, reread)
+    with stop.on_signals(), reloading.on_signal():
+        running = _gateway(config, settings)
+        await stop.run(running.start())
+        if stop.forced.is_set():
+            return
+        reloading.gateway = running
+        say(f"gateway on {running.address}, Triton on {config.triton_target}")
+        if running.admin_address:
+            say(f"operators on {running.admin_address}")
         say("Ctrl-C stops")
         await stop.requested.wait()
         say("stopping; once more ends everything at once")
-        await stop.run(running.drain(grace_s))
+        await stop.run(running.drain(settings.grace_s))
+
+
+def _gateway(config: GatewayConfig, settings: Settings) -> Gateway | Fleet:
+    from draftgate.cli import worker
+    from draftgate.gateway import Gateway
+    from draftgate.gateway.workers import Fleet
+
+    if settings.workers == 1:
+        return Gateway(config)
+    log_settings = {"level": settings.log_level, "format": settings.log_format}
+    return Fleet(config, settings.workers, worker.COMMAND, log_settings=log_settings)

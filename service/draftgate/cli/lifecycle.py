@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -25,9 +24,10 @@ from draftgate.cli.answer import Answer
 from draftgate.cli.client import GatewayClient
 from draftgate.cli.options import DEFAULT_SERVER
 from draftgate.cli.preparation import Preparation
+from draftgate.cli.reloading import Reloading
 from draftgate.cli.render import Renderer, say
 from draftgate.cli.stop import Stop
-from draftgate.config import Settings, changed, gateway_config
+from draftgate.config import Settings, gateway_config
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.listen import check_listen
 from draftgate.gateway.local import LocalClient
@@ -62,8 +62,7 @@ class ServeConfig:
     triton_port: int | None
     """Triton's port on loopback; None takes a free one."""
     reread: Callable[[], Settings] | None = None
-    """The settings as their sources are now, for SIGHUP. Without it, SIGHUP ends the service, as it
-    does when a terminal is closed."""
+    """The settings as their sources are now, for SIGHUP."""
 
 
 async def run_until_stopped(config: ServeConfig) -> int:
@@ -73,7 +72,7 @@ async def run_until_stopped(config: ServeConfig) -> int:
     """
     stop = Stop()
     service = _Service(config, stop)
-    with stop.on_signals(), service.on_reload():
+    with stop.on_signals(), service.reloading.on_signal():
         job = asyncio.create_task(service.run())
         requested = asyncio.create_task(stop.requested.wait())
         try:
@@ -97,36 +96,8 @@ class _Service:
         self._stop = stop
         self._triton: TritonServer | None = None
         self._gateway: Gateway | None = None
-        self._reloading: set[asyncio.Task[None]] = set()
+        self.reloading = Reloading(config.settings, config.reread)
         self.ready = False
-
-    @contextlib.contextmanager
-    def on_reload(self) -> Iterator[None]:
-        """SIGHUP reloads, inside, if there is something to read anew."""
-        if self._config.reread is None:
-            yield
-            return
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._start_reload)
-        yield  # Whoever looks after the other signals takes the handler away.
-
-    def _start_reload(self) -> None:
-        task = asyncio.create_task(self._reload())
-        self._reloading.add(task)
-        task.add_done_callback(self._reloading.discard)
-
-    async def _reload(self) -> None:
-        """Take up what can be taken up while serving, and name the rest."""
-        assert self._config.reread is not None
-        try:
-            settings = await asyncio.to_thread(self._config.reread)
-            if self._gateway is not None:
-                await asyncio.to_thread(self._gateway.reload)
-        except DraftgateError as error:
-            say(f"not reloaded, all stays as it was: {error.message}")
-            return
-        logging.getLogger().setLevel(settings.log_level.upper())
-        waiting = [key for key in changed(self._config.settings, settings) if key != "log_level"]
-        say(f"reloaded; only a restart changes {', '.join(waiting)}" if waiting else "reloaded")
 
     async def run(self) -> NoReturn:
         """Start every part, show that they work together, and stay.
@@ -136,7 +107,8 @@ class _Service:
         config = self._config
         began_s = time.monotonic()
         security = config.settings.security
-        check_listen(config.settings.listen, secured=bool(security.tls) or security.insecure)
+        for listen in filter(None, (config.settings.listen, config.settings.admin_listen)):
+            check_listen(listen, secured=bool(security.tls) or security.insecure)
         if config.source is not None:
             await Preparation(config.source, config.model_dir).run(self._stop.forced)
         say(f"starting Triton with {config.model_dir.name}")
@@ -171,20 +143,19 @@ class _Service:
             gateway_config(
                 config.settings,
                 triton_target=triton.grpc_target,
-                model_name=config.model_dir.resolve().name,
+                model_name=config.settings.model_name or config.model_dir.resolve().name,
                 tokenizer_dir=config.model_dir,
             )
         )
         await gateway.start()
-        self._gateway = gateway
-        address = f"{config.settings.listen.rpartition(':')[0]}:{gateway.port}"
+        self._gateway = self.reloading.gateway = gateway
         if config.settings.security.tls or config.settings.security.tenants_file:
             model = await _first_answer(gateway.local)
         else:
-            async with GatewayClient(address) as client:
+            async with GatewayClient(gateway.address) as client:
                 model = await _first_answer(client)
         self.ready = True
-        _announce(model, address, triton.grpc_target, time.monotonic() - began_s)
+        _announce(model, gateway, triton.grpc_target, time.monotonic() - began_s)
 
     async def shut_down(self) -> None:
         """Stop every part that was started: running streams may finish first, unless forced."""
@@ -239,14 +210,16 @@ async def _warm_up(client: GatewayClient | LocalClient, model: Model) -> None:
     say(answer.summary())
 
 
-def _announce(model: Model, address: str, triton_target: str, took_s: float) -> None:
+def _announce(model: Model, gateway: Gateway, triton_target: str, took_s: float) -> None:
     drafter = f"drafter {model.drafter}, up to {model.max_draft_len} a step"
     say(
         f"ready in {took_s:.1f} s: {model.name} ({model.quantization or 'not quantised'}, "
         f"{model.compute_dtype}; {drafter if model.drafter else 'no drafter'})"
     )
-    say(f"gateway on {address}, Triton on {triton_target}")
-    server = "" if address == DEFAULT_SERVER else f" --server {address}"
+    say(f"gateway on {gateway.address}, Triton on {triton_target}")
+    if gateway.admin_address:
+        say(f"operators on {gateway.admin_address}")
+    server = "" if gateway.address == DEFAULT_SERVER else f" --server {gateway.address}"
     say(f'try: {_own_command()} generate "Tell me a story." --show-speculation{server}')
     say("Ctrl-C stops")
 

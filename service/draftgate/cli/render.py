@@ -30,7 +30,6 @@ __all__ = [
     "Renderer",
     "clean",
     "colour_wanted",
-    "log_to_terminal",
     "pieces",
     "print_error",
     "print_note",
@@ -59,22 +58,18 @@ class Kind(Enum):
 
 class LogFormatter(logging.Formatter):
     """Log records for a terminal: what they quote is as untrusted as a model's text. What is no
-    trouble looks like all else that the command says."""
+    trouble looks like all else that the command says. The number in `worker`, if a record has one,
+    tells processes that write to the same terminal apart."""
 
     def __init__(self) -> None:
         super().__init__("%(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
+        worker = getattr(record, "worker", None)
+        origin = "" if worker is None else f"worker {worker}: "
         if record.levelno == logging.INFO:
-            return clean(f"draftgate: {record.getMessage()}")
-        return clean(super().format(record))
-
-
-def log_to_terminal(level: str) -> None:
-    """Have this level and worse on stderr."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(LogFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+            return clean(f"draftgate: {origin}{record.getMessage()}")
+        return clean(origin + super().format(record))
 
 
 class Renderer:

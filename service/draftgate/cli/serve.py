@@ -8,20 +8,21 @@ import logging
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import draftgate
-from draftgate.cli import options
-from draftgate.cli.render import log_to_terminal
-from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.cli import service_options
+from draftgate.cli.checkout import checkout, packaged_checkpoint, shipped_drafter
+from draftgate.cli.logs import log_to_stderr
+from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.speculation import CostTable
+
+if TYPE_CHECKING:
+    from draftgate.config import Settings
 
 __all__ = ["serve"]
 
-_DEFAULT_MODEL = "smollm2-135m-instruct-fp8"
-_DEFAULT_DRAFTER = "smollm2-135m-instruct-eagle3"
 _MIB = 1 << 20
 _ENGINE = "Engine"
 _TRITON = "Triton"
@@ -53,35 +54,17 @@ class DrafterName(StrEnum):
 
 
 def serve(
-    config_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="Settings of the gateway, YAML. The environment and options here go first. SIGHUP "
-            "reads it again.",
-        ),
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where the gateway listens; port 0: any free.",
-            show_default=options.DEFAULT_SERVER,
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure", help="Listen beyond loopback without TLS: the network is kept safe."
-        ),
-    ] = False,
+    config_file: service_options.ConfigFile = None,
+    listen: service_options.Listen = None,
+    insecure: service_options.Insecure = False,
+    admin_listen: service_options.AdminListen = None,
+    entry: service_options.Entry = None,
     model_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             help="The checkpoint to serve; with --from, where to prepare it.",
-            show_default=f"models/{_DEFAULT_MODEL} beside the model repository",
+            show_default="the packaged model's, in models/ beside the model repository",
         ),
     ] = None,
     source: Annotated[
@@ -92,23 +75,9 @@ def serve(
             show_default="the packaged model, unless --model-dir is given",
         ),
     ] = None,
-    otlp_endpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Send traces to this OTLP gRPC collector.",
-            show_default="OTEL_EXPORTER_OTLP_ENDPOINT if set",
-        ),
-    ] = None,
-    grace: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            metavar="SECONDS",
-            help="How long streams may finish at the end.",
-            show_default="10",
-        ),
-    ] = None,
+    model_name: service_options.ModelName = None,
+    otlp_endpoint: service_options.OtlpEndpoint = None,
+    grace: service_options.Grace = None,
     gate: Annotated[
         GateName,
         typer.Option(
@@ -246,8 +215,17 @@ def serve(
     from draftgate.config import load
     from draftgate.upstream.triton_log import ENGINE_LOG
 
-    flags = _flags(listen, otlp_endpoint, grace, insecure=insecure)
+    flags = service_options.settings_given(
+        insecure=insecure,
+        listen=listen,
+        admin_listen=admin_listen,
+        entry=entry,
+        model_name=model_name,
+        otlp_endpoint=otlp_endpoint,
+        grace_s=grace,
+    )
     gateway_settings = load(config_file, flags).settings
+    _check_settings(gateway_settings)
     repository = _model_repository(model_repository)
     packaged = source is None and model_dir is None
     source, checkpoint = _checkpoint(source, model_dir, repository)
@@ -273,21 +251,23 @@ def serve(
         triton_port=triton_port,
         reread=(lambda: load(config_file, flags).settings) if config_file else None,
     )
-    log_to_terminal(gateway_settings.log_level)
+    log_to_stderr(gateway_settings.log_level, gateway_settings.log_format)
     logging.getLogger(ENGINE_LOG).setLevel(logging.INFO)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         raise typer.Exit(runner.run(run_until_stopped(config)))
 
 
-def _flags(
-    listen: str | None, otlp_endpoint: str | None, grace_s: float | None, *, insecure: bool
-) -> dict[str, object]:
-    """The options that are settings of the gateway too, as far as they were given."""
-    found = {"listen": listen, "otlp_endpoint": otlp_endpoint, "grace_s": grace_s}
-    flags: dict[str, object] = {key: value for key, value in found.items() if value is not None}
-    if insecure:
-        flags["security"] = {"insecure": True}
-    return flags
+def _check_settings(settings: Settings) -> None:
+    """Raises DraftgateError for one that means another gateway."""
+    for key in ("triton", "tokenizer_dir"):
+        if getattr(settings, key) is not None:
+            raise DraftgateError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"{key}: it is for `draftgate gateway`; `draftgate serve` starts a Triton itself",
+            )
+    if settings.workers > 1:
+        allowed = "1; `draftgate gateway` serves with several"
+        raise invalid_argument("workers", settings.workers, allowed)
 
 
 def _model_repository(given: Path | None) -> Path:
@@ -296,20 +276,14 @@ def _model_repository(given: Path | None) -> Path:
         if not given.is_dir():
             raise DraftgateError(ErrorCode.NOT_FOUND, f"{given} is no folder: --model-repository")
         return given
-    checkout = _checkout() / "model_repository"
-    if not checkout.is_dir():
+    found = checkout() / "model_repository"
+    if not found.is_dir():
         raise DraftgateError(
             ErrorCode.NOT_FOUND,
-            f"there is no model repository at {checkout}: install Draftgate from a checkout "
+            f"there is no model repository at {found}: install Draftgate from a checkout "
             "with `pip install -e`, or name the folder with --model-repository",
         )
-    return checkout
-
-
-def _checkout() -> Path:
-    """Where the repository is, if Draftgate runs from one."""
-    assert draftgate.__file__ is not None
-    return Path(draftgate.__file__).parents[2]
+    return found
 
 
 def _drafter(
@@ -320,7 +294,7 @@ def _drafter(
     packaged: whether the packaged model is served. Raises DraftgateError when the weights that the
     drafter needs are named nowhere or not there.
     """
-    shipped = _checkout() / "drafters" / _DEFAULT_DRAFTER
+    shipped = shipped_drafter()
     if name is None and (folder is not None or (packaged and shipped.is_dir())):
         name = DrafterName.HYBRID
     if name in (None, DrafterName.NGRAM, DrafterName.NONE):
@@ -378,7 +352,7 @@ def _checkpoint(
     if model_dir is None:
         from draftgate.checkpoint import packaged_source
 
-        return packaged_source(), models / _DEFAULT_MODEL
+        return packaged_source(), packaged_checkpoint(models)
     from draftgate.checkpoint import check_checkpoint
 
     check_checkpoint(model_dir)

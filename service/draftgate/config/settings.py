@@ -11,10 +11,12 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from draftgate.gateway.admission.config import AdmissionConfig
 from draftgate.gateway.auth.config import SecurityConfig
 from draftgate.gateway.config import GatewayConfig
+from draftgate.gateway.defaults import RequestDefaults
 
 __all__ = ["Settings", "gateway_config"]
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 class Settings(BaseSettings):
@@ -26,20 +28,48 @@ class Settings(BaseSettings):
 
     listen: str = GatewayConfig.listen
     """Where the gateway listens, host:port; port 0 takes a free one."""
+    admin_listen: str | None = None
+    """Where it listens for operators; None serves AdminService beside all else."""
+    triton: Annotated[str, Field(min_length=1)] | None = None
+    """`draftgate gateway`: Triton's gRPC address, host:port; several are separated by commas, and
+    dns:///name:port stands for one at each address of the name."""
+    tokenizer_dir: Path | None = None
+    """`draftgate gateway`: the folder with the model's tokenizer."""
+    model_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """What clients call the model; None takes the name of its folder."""
+    entry: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """The Triton model that generations are sent to; None takes the usual one that is there."""
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    """`draftgate gateway`: processes that serve, each on one core. What runs at once is decided for
+    all of them together."""
+    max_connection_age_s: Annotated[float, Field(ge=1, le=604_800)] = (
+        GatewayConfig.max_connection_age_s
+    )
+    """With several workers: how old a connection gets before its client is asked to open another
+    one, so that clients spread over the workers. Calls end where they are."""
     grace_s: Annotated[float, Field(ge=0, le=604_800)] = 10.0
     """How long running streams may take to finish at the end."""
     log_level: LogLevel = "warning"
-    """What is logged: this and worse."""
+    """What is logged: this and worse. From info on that is every call and generation."""
+    log_format: LogFormat = "text"
+    """How: lines to read, or one JSON object a line."""
     otlp_endpoint: str | None = None
     """OTLP gRPC collector for traces; None takes OTEL_EXPORTER_OTLP_ENDPOINT if set."""
     trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = GatewayConfig.trace_sample_ratio
     """Share of requests traced when the caller did not decide."""
-    default_max_tokens: Annotated[int, Field(ge=1, le=2**24)] = GatewayConfig.default_max_tokens
-    """`max_tokens` of a request that gives none."""
+    defaults: RequestDefaults = Field(default_factory=RequestDefaults)
+    """What a request gets for what it leaves out."""
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**24)] | None = None
+    """Largest `max_tokens` of a request; None is what the model can hold."""
+    max_prompt_tokens: Annotated[int, Field(ge=1, le=2**24)] | None = None
+    """Longest prompt; text counts as one token for each four bytes of UTF-8. None is what the model
+    can hold."""
     max_prompt_bytes: Annotated[int, Field(ge=1, le=2**30)] = GatewayConfig.max_prompt_bytes
     """Longest prompt, or sum of all messages, in UTF-8 bytes."""
     max_messages: Annotated[int, Field(ge=1, le=2**20)] = GatewayConfig.max_messages
     """Most messages in one conversation."""
+    max_choices: Annotated[int, Field(ge=1, le=1024)] = GatewayConfig.max_choices
+    """Most generations that one request may ask for with `n`."""
     write_timeout_s: Annotated[float, Field(gt=0, le=3600)] = GatewayConfig.write_timeout_s
     """How long one event may wait for the reader's transport before the call is ended."""
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
@@ -68,13 +98,19 @@ def gateway_config(
         triton_target=triton_target,
         model_name=model_name,
         listen=settings.listen,
+        admin_listen=settings.admin_listen,
+        entry=settings.entry,
         tokenizer_dir=tokenizer_dir,
         otlp_endpoint=settings.otlp_endpoint,
         trace_sample_ratio=settings.trace_sample_ratio,
-        default_max_tokens=settings.default_max_tokens,
+        defaults=settings.defaults,
+        max_output_tokens=settings.max_output_tokens,
+        max_prompt_tokens=settings.max_prompt_tokens,
         max_prompt_bytes=settings.max_prompt_bytes,
         max_messages=settings.max_messages,
+        max_choices=settings.max_choices,
         write_timeout_s=settings.write_timeout_s,
+        max_connection_age_s=settings.max_connection_age_s,
         admission=settings.admission,
         security=settings.security,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc.aio
@@ -12,13 +12,11 @@ from draftgate._pb.draftgate.v1 import admin_pb2 as pb
 from draftgate._pb.draftgate.v1 import admin_pb2_grpc
 from draftgate.errors import DraftgateError, invalid_argument
 from draftgate.gateway import convert
-from draftgate.gateway.core import GenerationCore
+from draftgate.gateway.orders import DrainReplica, Order, RefuseNew, SetLogLevel
 from draftgate.upstream.replica import Replica
 from draftgate.upstream.replicas import ReplicaSet
 
 __all__ = ["AdminServicer"]
-
-_log = logging.getLogger(__name__)
 
 _LEVELS = {
     pb.LOG_LEVEL_DEBUG: logging.DEBUG,
@@ -33,13 +31,11 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Raises DraftgateError; the call boundary makes it the status."""
 
-    def __init__(
-        self, replicas: ReplicaSet, core: GenerationCore, refuse_new: Callable[[], None]
-    ) -> None:
-        """`refuse_new` makes the whole gateway take nothing new."""
+    def __init__(self, replicas: ReplicaSet, tell: Callable[[Order], Awaitable[int]]) -> None:
+        """`tell` has an order carried out by every process of the gateway, and returns how many
+        generations run in all of them."""
         self._replicas = replicas
-        self._core = core
-        self._refuse_new = refuse_new
+        self._tell = tell
 
     async def ListReplicas(  # noqa: N802  # the name is the protocol's
         self, request: pb.ListReplicasRequest, context: _Context
@@ -51,26 +47,20 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: pb.DrainReplicaRequest, context: _Context
     ) -> pb.DrainReplicaResponse:
         replica = self._known(request.address)
-        replica.draining = True
-        _log.info("replica %s drains", replica.target)
-        if request.move:
-            replica.move("the replica was drained")
-        self._replicas.notify()
+        await self._tell(DrainReplica(replica.target, draining=True, move=request.move))
         return pb.DrainReplicaResponse(replica=convert.replica_message(replica))
 
     async def UndrainReplica(  # noqa: N802
         self, request: pb.UndrainReplicaRequest, context: _Context
     ) -> pb.UndrainReplicaResponse:
         replica = self._known(request.address)
-        replica.draining = False
-        self._replicas.notify()
+        await self._tell(DrainReplica(replica.target, draining=False))
         return pb.UndrainReplicaResponse(replica=convert.replica_message(replica))
 
     async def Drain(  # noqa: N802
         self, request: pb.DrainRequest, context: _Context
     ) -> pb.DrainResponse:
-        self._refuse_new()
-        return pb.DrainResponse(generations=self._core.running)
+        return pb.DrainResponse(generations=await self._tell(RefuseNew()))
 
     async def SetLogLevel(  # noqa: N802
         self, request: pb.SetLogLevelRequest, context: _Context
@@ -78,9 +68,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if request.level not in _LEVELS:
             names = ", ".join(pb.LogLevel.Name(level) for level in _LEVELS)
             raise invalid_argument("level", request.level, f"one of {names}")
-        logger = logging.getLogger("draftgate")
-        previous = _named_level(logger.getEffectiveLevel())
-        logger.setLevel(_LEVELS[request.level])
+        previous = _named_level(logging.getLogger("draftgate").getEffectiveLevel())
+        await self._tell(SetLogLevel(_LEVELS[request.level]))
         return pb.SetLogLevelResponse(previous=previous)
 
     def _known(self, address: str) -> Replica:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -19,7 +20,10 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway import status
-from draftgate.telemetry.spans import OK, ServerSpan
+from draftgate.gateway.tenant import current_tenant
+from draftgate.telemetry.codes import OK
+from draftgate.telemetry.logs import log_call
+from draftgate.telemetry.spans import ServerSpan
 from draftgate.telemetry.tracing import Tracing
 
 __all__ = ["CallBoundary", "decoding"]
@@ -59,28 +63,24 @@ class CallBoundary(grpc.aio.ServerInterceptor):
 
     def _surrounded(self, method: str, inner: _Handler) -> _Handler:
         async def handle(request: _Request, context: _Context) -> Any:
-            span = ServerSpan(self._tracing.tracer, method, context.invocation_metadata() or ())
+            call = _Call(self._tracing, method, context)
             try:
                 if isinstance(request, DraftgateError):
                     raise request
-                with span.active():
+                with call.span.active():
                     answer = await inner(request, context)
             except DraftgateError as error:
-                await _fail(context, span, error)
+                await call.fail(error)
             except asyncio.CancelledError:
-                span.end(self._cancel_code(context))
+                call.end(self._cancel_code(context))
                 raise
             except grpc.aio.BaseError as gone:
-                span.end(self._cancel_code(context))
+                call.end(self._cancel_code(context))
                 raise asyncio.CancelledError("the caller has gone") from gone
             except Exception:  # noqa: BLE001  # a bug: logged here, and hidden from the caller
                 _log.exception("%s failed", method)
-                await _fail(
-                    context,
-                    span,
-                    DraftgateError(ErrorCode.INTERNAL, "internal error"),
-                )
-            span.end(OK)
+                await call.fail(DraftgateError(ErrorCode.INTERNAL, "internal error"))
+            call.end(OK)
             return answer
 
         return handle
@@ -92,6 +92,29 @@ class CallBoundary(grpc.aio.ServerInterceptor):
         return ErrorCode.UNAVAILABLE if self.stopping else ErrorCode.CANCELLED
 
 
+class _Call:
+    """One call, from its start to its span's and its log record's."""
+
+    def __init__(self, tracing: Tracing, method: str, context: _Context) -> None:
+        self.span = ServerSpan(tracing.tracer, method, context.invocation_metadata() or ())
+        self._method = method
+        self._context = context
+        self._began_s = time.monotonic()
+
+    def end(self, code: str, refusal: str = "") -> None:
+        """refusal: the limit that turned it away, if one did."""
+        self.span.end(code, refusal)
+        with self.span.active():
+            log_call(
+                self._method, code, self._began_s, tenant=current_tenant().name, refusal=refusal
+            )
+
+    async def fail(self, error: DraftgateError) -> NoReturn:
+        """End it with the error as its status."""
+        self.end(error.code, error.refusal.reason if error.refusal else "")
+        await status.abort(self._context, error)
+
+
 def _kind(handler: Any) -> tuple[Callable[..., Any], _Handler]:
     """How a handler of this kind is made, and the method in it. We have none of the fourth kind."""
     if handler.request_streaming:
@@ -99,11 +122,6 @@ def _kind(handler: Any) -> tuple[Callable[..., Any], _Handler]:
     if handler.response_streaming:
         return grpc.unary_stream_rpc_method_handler, handler.unary_stream
     return grpc.unary_unary_rpc_method_handler, handler.unary_unary
-
-
-async def _fail(context: _Context, span: ServerSpan, error: DraftgateError) -> NoReturn:
-    span.end(error.code, error.refusal.reason if error.refusal else "")
-    await status.abort(context, error)
 
 
 def decoding(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from draftgate.gateway.admission.config import AdmissionConfig
 from draftgate.gateway.auth.config import SecurityConfig
+from draftgate.gateway.defaults import RequestDefaults
 from draftgate.upstream.buffer import BufferLimits
 from draftgate.upstream.replicas import ReplicaSetConfig
 from draftgate.upstream.resume import ResumeLimits
@@ -25,6 +26,9 @@ class GatewayConfig:
     """The name under which clients ask for the served model."""
     listen: str = "127.0.0.1:50051"
     """Address to serve on, host:port; port 0 takes a free one."""
+    admin_listen: str | None = None
+    """Address of a listener for operators: AdminService, and changes of the gate's policy, are
+    served there and nowhere else. None serves them on `listen`."""
     entry: str | None = None
     """The Triton model that generations are sent to; None takes the usual one that is there:
     `ensemble`, `tensorrt_llm_bls` or `tensorrt_llm`. A model that takes and gives ids, as `engine`
@@ -35,8 +39,13 @@ class GatewayConfig:
     """OTLP gRPC collector, host:port or a URL; None takes OTEL_EXPORTER_OTLP_ENDPOINT if set."""
     trace_sample_ratio: float = 1.0
     """Share of requests traced when the caller did not decide; in [0, 1]."""
-    default_max_tokens: int = 256
-    """`max_tokens` of a request that gives none."""
+    defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    """What a request gets for what it leaves out."""
+    max_output_tokens: int | None = None
+    """Largest `max_tokens` of a request; None is what the model can hold."""
+    max_prompt_tokens: int | None = None
+    """Longest prompt; text counts as one token for each four bytes of UTF-8. None is what the model
+    can hold."""
     max_prompt_bytes: int = 2**20
     """Longest prompt, or sum of all messages, in UTF-8 bytes."""
     max_messages: int = 1024
@@ -63,6 +72,9 @@ class GatewayConfig:
     """How generations go on when their replica is lost."""
     flush_timeout_s: float = 3.0
     """How long a drain waits for the last spans to be exported."""
+    max_connection_age_s: float = 300.0
+    """Where several processes share the port: how old a connection gets before its client is asked
+    to open another one, so that clients spread over the processes. Calls end where they are."""
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     """How many generations are let in."""
     security: SecurityConfig = field(default_factory=SecurityConfig)

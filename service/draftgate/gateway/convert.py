@@ -10,10 +10,12 @@ from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.contract import DraftSource, FinishReason
 from draftgate.errors import invalid_argument
 from draftgate.gateway.admission import Priority
+from draftgate.gateway.config import GatewayConfig
+from draftgate.gateway.defaults import RequestDefaults
 from draftgate.gateway.events import Event, Finished, Started, Token, Tokens
 from draftgate.gateway.once import Choice
-from draftgate.gateway.validate import GenerationInput
-from draftgate.sampling import SamplingParams, Verification
+from draftgate.gateway.validate import GenerationInput, default_sampling
+from draftgate.sampling import Verification
 from draftgate.telemetry.report import GenerationReport
 from draftgate.text import Message
 from draftgate.upstream.replica import Replica, ReplicaState
@@ -57,6 +59,12 @@ _VERIFICATIONS: Mapping[int, Verification | None] = {
     pb.VERIFICATION_REJECTION: Verification.REJECTION,
     pb.VERIFICATION_COUPLED: Verification.COUPLED,
 }
+_DEFAULTED = [
+    name
+    for name in pb.SamplingParameters.DESCRIPTOR.fields_by_name
+    if name in RequestDefaults.__dataclass_fields__
+]
+"""The fields of SamplingParameters that have a default which is a value."""
 _PRIORITIES: Mapping[int, Priority] = {
     pb.PRIORITY_UNSPECIFIED: Priority.INTERACTIVE,
     pb.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
@@ -118,10 +126,11 @@ def once_response(choices: Sequence[Choice], *, return_tokens: bool) -> pb.Gener
     return answer
 
 
-def model_message(name: str, engine: EngineDescription) -> model_pb2.Model:
+def model_message(config: GatewayConfig, engine: EngineDescription) -> model_pb2.Model:
     """The served model as clients see it."""
+    defaults = default_sampling(config, engine)
     return model_pb2.Model(
-        name=name,
+        name=config.model_name,
         architecture=engine.architecture,
         quantization=engine.quantization,
         compute_dtype=engine.compute_dtype,
@@ -132,6 +141,19 @@ def model_message(name: str, engine: EngineDescription) -> model_pb2.Model:
         drafter=engine.drafter,
         max_draft_len=engine.max_draft_len,
         max_batch_rows=engine.max_batch_rows,
+        defaults=model_pb2.GenerationDefaults(
+            max_tokens=defaults.max_tokens,
+            sampling=pb.SamplingParameters(
+                **{name: getattr(defaults, name) for name in _DEFAULTED}
+            ),
+        ),
+        limits=model_pb2.GenerationLimits(
+            max_output_tokens=config.max_output_tokens,
+            max_prompt_tokens=config.max_prompt_tokens,
+            max_prompt_bytes=config.max_prompt_bytes,
+            max_messages=config.max_messages,
+            max_choices=config.max_choices,
+        ),
     )
 
 
@@ -149,14 +171,14 @@ def replica_message(replica: Replica) -> admin_pb2.Replica:
     )
 
 
-def _sampling(request: pb.GenerateRequest) -> SamplingParams:
-    # The fields of SamplingParameters are named as those here; one not given keeps its default.
+def _sampling(request: pb.GenerateRequest) -> Mapping[str, Any]:
+    # The fields of SamplingParameters are named as those of SamplingParams.
     given: dict[str, Any] = {field.name: value for field, value in request.sampling.ListFields()}
     given["stop_token_ids"] = tuple(request.sampling.stop_token_ids)
     given["verification"] = _verification(request.sampling.verification)
     if request.HasField("max_draft_len"):
         given["max_draft_len"] = request.max_draft_len
-    return SamplingParams(max_tokens=1, return_drafts=request.return_drafts, **given)
+    return given | {"return_drafts": request.return_drafts}
 
 
 def _verification(number: int) -> Verification | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -10,16 +11,19 @@ from dataclasses import replace
 from draftgate.contract import FinishReason, GateReason
 from draftgate.errors import DraftgateError, ErrorCode, deadline_passed, shutting_down
 from draftgate.gateway.activity import Activity
-from draftgate.gateway.admission import Admission, Place
+from draftgate.gateway.admission import Place
 from draftgate.gateway.admission.asking import ask_for
 from draftgate.gateway.events import Event, Finished, Started, Token, Tokens
 from draftgate.gateway.field_names import in_callers_words
 from draftgate.gateway.prompts import prompt_text
+from draftgate.gateway.team import Admits
 from draftgate.gateway.tenant import ANONYMOUS, current_tenant
 from draftgate.gateway.token_text import TokenTexts
 from draftgate.gateway.validate import GenerationCall
+from draftgate.telemetry.codes import OK
+from draftgate.telemetry.logs import log_generation
 from draftgate.telemetry.report import GenerationReport
-from draftgate.telemetry.spans import OK, InferenceSpan, InferenceStart, note_tenant, note_wait
+from draftgate.telemetry.spans import InferenceSpan, InferenceStart, note_tenant, note_wait
 from draftgate.telemetry.tracing import Tracing
 from draftgate.text import StopStrings, Tokenizer
 from draftgate.upstream.replicas import ReplicaSet
@@ -71,7 +75,7 @@ class GenerationCore:
         self,
         replicas: ReplicaSet,
         tracing: Tracing,
-        admission: Admission,
+        admission: Admits,
         *,
         model_name: str,
         tokenizer: Tokenizer | None,
@@ -94,8 +98,8 @@ class GenerationCore:
         Waits for a place if the server is full. Leaving early frees the engine's row. A replica
         that is lost is not the generation's end: it goes on elsewhere. Iterating raises
         DraftgateError for whatever ended the generation, after a `Finished` with what was done if
-        there was anything. Raises DraftgateError: UNAVAILABLE while draining, ALREADY_EXISTS for
-        an id that is running, and what `Admission.admitted` raises.
+        there was anything. Raises DraftgateError: UNAVAILABLE while draining, and what
+        `Admission.admitted` raises.
         """
         ask = ask_for(call.request, current_tenant(), call.priority)
         async with self._admission.admitted(ask) as place:
@@ -110,13 +114,15 @@ class GenerationCore:
     @asynccontextmanager
     async def _run(self, call: GenerationCall, place: Place) -> AsyncIterator[Running]:
         request = call.request
-        self._admit(request)
+        if self._draining:
+            raise shutting_down()
         generation = ResumingGeneration(
             self._replicas, request, tokenizer=self._tokenizer, limits=self._resume
         )
         span = InferenceSpan(self._tracing.tracer, self._span_start(request))
         report = GenerationReport()
         deadline_s = _deadline_s(request)
+        began_s = time.monotonic()
         code: str = ErrorCode.INTERNAL
         self._running[request.request_id] = generation
 
@@ -141,6 +147,7 @@ class GenerationCore:
         finally:
             report.resumes = generation.resumes
             span.end(code, report)
+            log_generation(request.request_id, code, began_s, report)
             if report.prompt_tokens:
                 place.used_tokens = report.prompt_tokens + report.output_tokens
             del self._running[request.request_id]
@@ -164,16 +171,6 @@ class GenerationCore:
         for generation in self._running.values():
             generation.abandon(
                 DraftgateError(ErrorCode.UNAVAILABLE, "the server shut down during the generation")
-            )
-
-    def _admit(self, request: GenerationRequest) -> None:
-        if self._draining:
-            raise shutting_down()
-        if request.request_id in self._running:
-            raise DraftgateError(
-                ErrorCode.ALREADY_EXISTS,
-                f"request_id: a generation {request.request_id!r} is running",
-                field="request_id",
             )
 
     def _span_start(self, request: GenerationRequest) -> InferenceStart:

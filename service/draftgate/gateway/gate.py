@@ -26,8 +26,10 @@ _Request = pb.GetStateRequest | pb.WatchStateRequest | pb.SetPolicyRequest | pb.
 class GateServicer(gate_pb2_grpc.GateServiceServicer):
     """Raises DraftgateError; the call boundary makes it the status."""
 
-    def __init__(self, replicas: ReplicaSet) -> None:
+    def __init__(self, replicas: ReplicaSet, *, steered_elsewhere: bool = False) -> None:
+        """`steered_elsewhere`: policies are changed on the listener for operators alone."""
         self._replicas = replicas
+        self._steered_elsewhere = steered_elsewhere
         self._closing = asyncio.Event()
 
     def drain(self) -> None:
@@ -51,6 +53,11 @@ class GateServicer(gate_pb2_grpc.GateServiceServicer):
     async def SetPolicy(  # noqa: N802
         self, request: pb.SetPolicyRequest, context: _Context
     ) -> pb.SetPolicyResponse:
+        if self._steered_elsewhere:
+            raise DraftgateError(
+                ErrorCode.UNIMPLEMENTED,
+                "the gate's policy is changed on this server's listener for operators alone",
+            )
         if not request.HasField("policy"):
             raise invalid_argument("policy", None, "a policy, which replaces the present one")
         policy = gate_convert.policy_mapping(request.policy)

@@ -40,7 +40,7 @@ class LocalClient:
 
     async def model(self, *, timeout_s: float) -> model_pb2.Model:
         """The served model."""
-        return convert.model_message(self._config.model_name, self._readiness.engine)
+        return convert.model_message(self._config, self._readiness.engine)
 
     async def generate(
         self, request: generation_pb2.GenerateRequest, *, timeout_s: float

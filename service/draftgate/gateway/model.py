@@ -27,5 +27,8 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> model_pb2.GetModelResponse:
         validate.check_model_name("name", request.name, self._config)
-        model = convert.model_message(self._config.model_name, self._readiness.engine)
-        return model_pb2.GetModelResponse(model=model)
+        answer = model_pb2.GetModelResponse(
+            model=convert.model_message(self._config, self._readiness.engine)
+        )
+        answer.time.GetCurrentTime()
+        return answer

@@ -8,17 +8,17 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from draftgate import contract
 from draftgate._pb.inference import grpc_service_pb2 as pb
 from draftgate.errors import DraftgateError, ErrorCode, shutting_down
-from draftgate.gateway.calls import Context, write
+from draftgate.gateway.admission import Place
+from draftgate.gateway.calls import Context, deadline_ms, write
 from draftgate.gateway.outbox import Outbox
-from draftgate.telemetry.spans import OK, PassedSpan, PassedStart
-from draftgate.telemetry.tracing import Tracing
+from draftgate.gateway.passing import Passing
+from draftgate.telemetry.spans import PassedSpan
 from draftgate.upstream.buffer import BufferLimits
-from draftgate.upstream.client import TritonClient
 from draftgate.upstream.failures import in_tritons_words
-from draftgate.upstream.raw import RawStream, error_message, failure_response
+from draftgate.upstream.raw import RawStream, Told, failure_response, final_response
+from draftgate.upstream.replica import Replica
 
 __all__ = ["PassedStream", "StreamSettings"]
 
@@ -34,7 +34,20 @@ class StreamSettings:
     write_timeout_s: float = 10.0
     """How long one response may wait for the reader's transport before the stream is ended."""
     max_running: int = 256
-    """Requests that may run at once; the next one is read when one of them has ended."""
+    """Requests that may run or wait for a place at once; the next one is read when one of them has
+    ended."""
+
+
+@dataclass(eq=False)
+class _Running:
+    """A request that runs or waits."""
+
+    caller_id: str
+    model: str
+    stops: bool = False
+    """Whether all that it does is to stop another one."""
+    raw: RawStream | None = None
+    """None while it waits."""
 
 
 class PassedStream:
@@ -42,8 +55,7 @@ class PassedStream:
 
     def __init__(
         self,
-        choose: Callable[[], TritonClient],
-        tracing: Tracing,
+        passing: Passing,
         settings: StreamSettings,
         *,
         fails_with_status: bool,
@@ -52,13 +64,12 @@ class PassedStream:
         """fails_with_status: the first failure of a request is the status of the stream; otherwise
         failures are told in band. `check` raises DraftgateError for a request that is not passed
         on."""
-        self._choose = choose
-        self._tracing = tracing
+        self._passing = passing
         self._settings = settings
         self._fails_with_status = fails_with_status
         self._check = check
         self._outbox = Outbox(settings.limits)
-        self._running: set[RawStream] = set()
+        self._running: dict[_Running, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(settings.max_running)
         self._half_closed = False
         self._draining = False
@@ -66,17 +77,20 @@ class PassedStream:
     async def run(
         self, requests: AsyncIterator[pb.ModelInferRequest | DraftgateError], context: Context
     ) -> None:
-        """Serve the stream to its end. Leaving, for whatever reason, ends the requests that run.
+        """Serve the stream to its end. Leaving, for whatever reason, ends the requests that run or
+        wait.
 
         Raises DraftgateError for what is the status of the stream.
         """
-        accepting = asyncio.create_task(self._accept(requests))
+        accepting = asyncio.create_task(self._accept(requests, context))
         try:
             while (response := await self._outbox.get()) is not None:
                 await write(context, response, self._settings.write_timeout_s)
         finally:
             accepting.cancel()
             self._fail_stream(DraftgateError(ErrorCode.CANCELLED, "the stream was left"))
+            if self._running:
+                await asyncio.wait(self._running.values())
 
     def drain(self) -> None:
         """Take no more requests; end as soon as none runs."""
@@ -89,14 +103,16 @@ class PassedStream:
             DraftgateError(ErrorCode.UNAVAILABLE, "the server shut down during the request")
         )
 
-    async def _accept(self, requests: AsyncIterator[pb.ModelInferRequest | DraftgateError]) -> None:
+    async def _accept(
+        self, requests: AsyncIterator[pb.ModelInferRequest | DraftgateError], context: Context
+    ) -> None:
         try:
             async for request in requests:
                 if isinstance(request, DraftgateError):
                     self._fail_stream(request)
                     return
                 await self._slots.acquire()
-                self._begin(request)
+                self._begin(request, context)
         except Exception:  # noqa: BLE001 - logged with its traceback
             # Not foreseen, but a stream whose requests nobody reads would wait for ever.
             _log.exception("reading the requests of a stream failed")
@@ -105,55 +121,81 @@ class PassedStream:
         self._half_closed = True
         self._end_if_done()
 
-    def _begin(self, request: pb.ModelInferRequest) -> None:
+    def _begin(self, request: pb.ModelInferRequest, context: Context) -> None:
+        running = _Running(request.id, request.model_name)
+        task = asyncio.create_task(self._run(running, request, context))
+        self._running[running] = task
+        task.add_done_callback(partial(self._ended, running))
+
+    async def _run(
+        self, running: _Running, request: pb.ModelInferRequest, context: Context
+    ) -> None:
         try:
-            self._check(request)
-            if self._draining:
-                raise shutting_down()
-            about = self._stopped_by(request)
-            client = about.client if about else self._choose()
+            with self._passing.traced(request) as span:
+                self._check(request)
+                if self._draining:
+                    raise shutting_down()
+                await self._pass(running, request, span, context)
         except DraftgateError as error:
-            self._slots.release()
-            self._fail(request.id, error)
+            self._fail(running.caller_id, error)
+        except Exception:  # noqa: BLE001 - logged with its traceback
+            _log.exception("passing on a request failed")
+            self._fail(running.caller_id, DraftgateError(ErrorCode.INTERNAL, "internal error"))
+
+    async def _pass(
+        self,
+        running: _Running,
+        request: pb.ModelInferRequest,
+        span: PassedSpan,
+        context: Context,
+    ) -> None:
+        passed = self._passing.read(request, deadline_ms(context))
+        running.stops = passed.stops
+        about = self._stopped_by(running)
+        if about is not None and about.raw is None:
+            # It waits for its place, so no replica knows of it.
+            self._running[about].cancel()
+            for each in (about, running):
+                self._put(final_response(each.caller_id, each.model))
             return
-        raw = RawStream(client, request, wire_id=about.wire_id if about else None)
-        start = PassedStart(
-            model=request.model_name,
-            request_id=raw.caller_id,
-            upstream_request_id=raw.wire_id,
-            server=client.config.target,
-        )
-        span = PassedSpan(self._tracing.tracer, start)
-        self._running.add(raw)
-        reading = raw.start(span.metadata(), partial(self._deliver, span))
-        reading.add_done_callback(partial(self._ended, raw, span))
+        target = about.raw if about is not None else None
 
-    def _stopped_by(self, request: pb.ModelInferRequest) -> RawStream | None:
-        """The running request that this one, by the same id, is to stop."""
-        if not any(tensor.name == contract.STOP for tensor in request.inputs):
+        async def send(replica: Replica, place: Place) -> None:
+            running.raw = RawStream(
+                replica,
+                request,
+                passed.size,
+                caller_id=running.caller_id,
+                wire_id=target.wire_id if target else None,
+            )
+            span.sent(running.raw.wire_id, replica.target)
+            await running.raw.run(span.metadata(), partial(self._deliver, span, place))
+
+        await self._passing.run(passed, span, send, at=target.replica if target else None)
+
+    def _stopped_by(self, running: _Running) -> _Running | None:
+        """The request that this one, by the same id, is to stop."""
+        if not running.stops:
             return None
-        return next((each for each in self._running if each.caller_id == request.id), None)
+        for each, task in self._running.items():
+            if each.caller_id == running.caller_id and not each.stops and not task.done():
+                return each
+        return None
 
-    def _deliver(self, span: PassedSpan, response: bytes) -> None:
+    def _deliver(self, span: PassedSpan, place: Place, response: bytes, told: Told) -> None:
         span.response()
-        message = error_message(response)
-        if message:
-            span.failed(in_tritons_words(message).code)
-        if message and self._fails_with_status:
-            self._fail_stream(in_tritons_words(message))
+        place.used_tokens += told.tokens
+        error = in_tritons_words(told.error) if told.error else None
+        if error is not None:
+            span.failed(error.code)
+        if error is not None and self._fails_with_status:
+            self._fail_stream(error)
         else:
             self._put(response)
 
-    def _ended(self, raw: RawStream, span: PassedSpan, reading: asyncio.Task[None]) -> None:
-        self._running.discard(raw)
+    def _ended(self, running: _Running, task: asyncio.Task[None]) -> None:
+        del self._running[running]
         self._slots.release()
-        if raw.abandoned or reading.cancelled():
-            span.end(ErrorCode.CANCELLED)
-        elif raw.failure is not None:
-            span.end(raw.failure.code)
-            self._fail(raw.caller_id, raw.failure)
-        else:
-            span.end(OK)
         self._end_if_done()
 
     def _fail(self, request_id: str, error: DraftgateError) -> None:
@@ -171,8 +213,8 @@ class PassedStream:
     def _fail_stream(self, error: DraftgateError) -> None:
         """End the stream and at once all that runs, also while a write waits for the reader."""
         self._outbox.fail(error)
-        for each in tuple(self._running):
-            each.abandon()
+        for task in tuple(self._running.values()):
+            task.cancel()
 
     def _end_if_done(self) -> None:
         if self._running:

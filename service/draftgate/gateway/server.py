@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from dataclasses import replace
 
 import grpc.aio
-from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from draftgate._pb.draftgate.v1 import (
     admin_pb2,
@@ -36,10 +36,14 @@ from draftgate.gateway.health import HealthServicer
 from draftgate.gateway.listen import bind
 from draftgate.gateway.local import LocalClient
 from draftgate.gateway.model import ModelServicer
+from draftgate.gateway.operators import OperatorServer, describe
+from draftgate.gateway.orders import DrainReplica, Order, RefuseNew, Reload, SetLogLevel
 from draftgate.gateway.passed_stream import StreamSettings
+from draftgate.gateway.passing import Passing
 from draftgate.gateway.passthrough import Passthrough
 from draftgate.gateway.readiness import Readiness
 from draftgate.gateway.session_servicer import SessionServicer
+from draftgate.gateway.team import Admits, Team
 from draftgate.gateway.tokenizer import TokenizerServicer
 from draftgate.telemetry.tracing import Tracing, configured_endpoint
 from draftgate.text import Tokenizer
@@ -50,19 +54,18 @@ from draftgate.upstream.replicas import ReplicaSet
 
 __all__ = ["Gateway"]
 
+_ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 _SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
     gate_pb2.DESCRIPTOR.services_by_name["GateService"].full_name,
     session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
     tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name,
-    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
+    _ADMIN,
     passthrough.SERVICE,
 )
 
 _SERVER_OPTIONS = (
-    # Else a second gateway would share the port and take half of the connections.
-    ("grpc.so_reuseport", 0),
     # Clients whose machine vanished are found without waiting for a write.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -79,10 +82,15 @@ _CUT_GRACE_S = 1.0
 class Gateway:
     """One gateway process: `start` it, later `drain` it."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, *, team: Team | None = None) -> None:
+        """One of a `team` shares its port, and what may run, with the others."""
         self.config = config
+        self._team = team
         self._port: int | None = None
+        self._operators: OperatorServer | None = None
+        self._operators_port = 0
         self._certificates: ServerCertificates | None = None
+        self._operators_certificates: ServerCertificates | None = None
         self._authenticator: Authenticator | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -94,6 +102,18 @@ class Gateway:
         return self._port
 
     @property
+    def address(self) -> str:
+        """Where it listens. Raises as `port` does."""
+        return _with_port(self.config.listen, self.port)
+
+    @property
+    def admin_address(self) -> str:
+        """Where it listens for operators; empty if they have no listener of their own."""
+        if self.config.admin_listen is None:
+            return ""
+        return _with_port(self.config.admin_listen, self._operators_port)
+
+    @property
     def local(self) -> LocalClient:
         """For calls of this process itself. Raises DraftgateError(FAILED_PRECONDITION) while the
         gateway is not running."""
@@ -103,10 +123,12 @@ class Gateway:
     async def start(self) -> None:
         """Listen. It serves as soon as Triton is ready, and says so through its health service.
 
-        Raises DraftgateError if it cannot listen, or read the tokenizer, the certificate or the
-        tenants; INVALID_ARGUMENT if `triton_target` is no address.
+        Raises DraftgateError if it cannot listen, or read the tokenizer, the model's defaults, the
+        certificate or the tenants; INVALID_ARGUMENT if `triton_target` is no address.
         """
-        config = self.config
+        folder = self.config.tokenizer_dir
+        defaults = await asyncio.to_thread(self.config.defaults.completed, folder)
+        config = self.config = replace(self.config, defaults=defaults)
         addresses = parse_addresses(config.triton_target)
         await asyncio.to_thread(self._read_security)
         tokenizer = (
@@ -127,9 +149,14 @@ class Gateway:
             ),
             probe=Probe(config.probe_interval_s, config.probe_timeout_s),
         )
-        self._health = HealthServicer(_SERVICES)
+        # Operators who have a listener of their own are served there alone.
+        elsewhere = (_ADMIN,) if config.admin_listen else ()
+        self._services = [each for each in _SERVICES if each not in elsewhere]
+        self._health = HealthServicer(self._services)
         self._readiness = Readiness(self._replicas, on_change=self._replicas_changed)
-        self._admission = Admission(config.admission)
+        self._admission: Admits = (
+            self._team.admission if self._team else Admission(config.admission)
+        )
         self._core = GenerationCore(
             self._replicas,
             self._tracing,
@@ -138,28 +165,32 @@ class Gateway:
             tokenizer=tokenizer,
             resume=config.resume,
         )
-        self._gate = GateServicer(self._replicas)
+        self._gate = GateServicer(self._replicas, steered_elsewhere=bool(config.admin_listen))
         self._sessions = SessionServicer(config, self._core, self._readiness)
         self._tokenizing = TokenizerServicer(config, tokenizer)
         self._passthrough = Passthrough(
-            lambda: self._replicas.named("").client,
+            Passing(self._replicas, self._admission, self._tracing),
             self._tracing,
             StreamSettings(config.stream_limits, config.write_timeout_s),
         )
         self._boundary = CallBoundary(self._tracing, prefix="/draftgate.v1.")
         self._server = self._make_server()
         try:
-            self._port = bind(
-                self._server,
-                config.listen,
-                self._certificates.credentials if self._certificates else None,
-                insecure=config.security.insecure,
-            )
+            if config.admin_listen:
+                admin = AdminServicer(self._replicas, self.tell)
+                gate = GateServicer(self._replicas)
+                self._operators = OperatorServer(self._bare_server(), admin, gate)
+                self._operators_port = self._bind(
+                    self._operators.server, config.admin_listen, self._operators_certificates
+                )
+            self._port = self._bind(self._server, config.listen, self._certificates)
         except DraftgateError:
             await self._server.stop(None)
             await self._close()
             raise
         await self._server.start()
+        if self._operators:
+            await self._operators.server.start()
         self._replicas.start()
         self._tasks.add(asyncio.create_task(self._readiness.watch()))
         if self._authenticator:
@@ -178,8 +209,39 @@ class Gateway:
     def refuse_new(self) -> None:
         """Not serving and no new work from now on; what runs goes on."""
         self._health.drain()
+        if self._operators:
+            self._operators.health.drain()
         self._core.drain()
         self._passthrough.drain()
+
+    async def tell(self, order: Order) -> int:
+        """Have an order carried out, by the whole team if there is one, and return how many
+        generations run there. Raises as `carry_out` does."""
+        if self._team:
+            return await self._team.tell(order)
+        await self.carry_out(order)
+        return self._core.running
+
+    async def carry_out(self, order: Order) -> None:
+        """Do what an operator orders, here alone. To be called while it runs.
+
+        Raises DraftgateError for a Reload of files that are of no use.
+        """
+        if isinstance(order, RefuseNew):
+            self.refuse_new()
+        elif isinstance(order, DrainReplica):
+            self._replicas.set_draining(order.address, order.draining, move=order.move)
+        elif isinstance(order, SetLogLevel):
+            logging.getLogger("draftgate").setLevel(order.level)
+        elif isinstance(order, Reload):
+            await asyncio.to_thread(self.reload)
+            if order.admission is not None:
+                self._admission.configure(order.admission)
+
+    def cut(self) -> None:
+        """End with UNAVAILABLE what still runs, though a drain may have given it more time."""
+        self._core.cut()
+        self._passthrough.cut()
 
     async def drain(self, grace_s: float) -> None:
         """Stop: not serving, no new work, streams finish within `grace_s`, the rest is cut.
@@ -190,8 +252,7 @@ class Gateway:
             return
         self.refuse_new()
         if not await self._idle(grace_s):
-            self._core.cut()
-            self._passthrough.cut()
+            self.cut()
             await self._idle(_CUT_GRACE_S)
         self._gate.drain()
         self._sessions.drain()
@@ -214,6 +275,8 @@ class Gateway:
                 )
             )
         self._health.set_serving(serving)
+        if self._operators:
+            self._operators.health.set_serving(serving)
 
     async def _idle(self, timeout_s: float) -> bool:
         """Wait for everything that runs to end; False if something still runs then."""
@@ -223,7 +286,21 @@ class Gateway:
             )
         )
 
+    def _bind(
+        self, server: grpc.aio.Server, listen: str, certificates: ServerCertificates | None
+    ) -> int:
+        """The port that it got. Raises DraftgateError as `bind` does."""
+        return bind(
+            server,
+            listen,
+            certificates.credentials if certificates else None,
+            insecure=self.config.security.insecure,
+            shared=self._team is not None,
+        )
+
     async def _close(self) -> None:
+        if self._operators:
+            await self._operators.stop(_CUT_GRACE_S)
         await self._replicas.close()
         await self._tracing.shutdown(self.config.flush_timeout_s)
 
@@ -231,19 +308,29 @@ class Gateway:
         security = self.config.security
         if security.tls:
             self._certificates = ServerCertificates(security.tls)
+            # Not shared: a listener is told of a change once.
+            self._operators_certificates = ServerCertificates(security.tls)
         if security.tenants_file:
             self._authenticator = Authenticator(security)
 
-    def _make_server(self) -> grpc.aio.Server:
+    def _bare_server(self) -> grpc.aio.Server:
+        """One without services."""
         security = self.config.security
         interceptors: list[grpc.aio.ServerInterceptor] = [self._boundary]
         if self._authenticator:
             auth = AuthInterceptor(self._authenticator, open_reflection=security.open_reflection)
             interceptors.insert(0, auth)
-        server = grpc.aio.server(
+        return grpc.aio.server(
             interceptors=interceptors,
-            options=(*_SERVER_OPTIONS, *_limit_options(security.limits)),
+            options=(
+                *_SERVER_OPTIONS,
+                *_limit_options(security.limits),
+                *_sharing_options(self._team is not None, self.config.max_connection_age_s),
+            ),
         )
+
+    def _make_server(self) -> grpc.aio.Server:
+        server = self._bare_server()
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(
             GenerationServicer(self.config, self._core, self._readiness), server
         )
@@ -254,13 +341,16 @@ class Gateway:
         session_pb2_grpc.add_SessionServiceServicer_to_server(self._sessions, server)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self._tokenizing, server)
         server.add_generic_rpc_handlers((self._passthrough.handler(),))
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminServicer(self._replicas, self._core, self.refuse_new), server
-        )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        health = "grpc.health.v1.Health"
-        reflection.enable_server_reflection((*_SERVICES, health, reflection.SERVICE_NAME), server)
+        if not self.config.admin_listen:
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(
+                AdminServicer(self._replicas, self.tell), server
+            )
+        describe(server, self._health, self._services)
         return server
+
+
+def _with_port(listen: str, port: int) -> str:
+    return f"{listen.rpartition(':')[0]}:{port}"
 
 
 def _limit_options(limits: ServerLimits) -> tuple[tuple[str, int], ...]:
@@ -271,4 +361,16 @@ def _limit_options(limits: ServerLimits) -> tuple[tuple[str, int], ...]:
         ("grpc.absolute_max_metadata_size", limits.max_metadata_bytes),
         ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
         ("grpc.max_allowed_incoming_connections", limits.max_connections),
+    )
+
+
+def _sharing_options(shared: bool, max_connection_age_s: float) -> tuple[tuple[str, int], ...]:
+    if not shared:
+        # Else a second gateway would share the port and take half of the connections.
+        return (("grpc.so_reuseport", 0),)
+    return (
+        ("grpc.so_reuseport", 1),
+        # The kernel hands out connections, not calls: who opens one anew comes to another process.
+        # Calls stay on the old one to their end, since the grace behind the age has none.
+        ("grpc.max_connection_age_ms", int(max_connection_age_s * 1000)),
     )

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.gateway.admission import Priority
+from draftgate.gateway.admission.asking import prompt_size
 from draftgate.gateway.config import GatewayConfig
 from draftgate.sampling import SamplingParams, check_token_ids
 from draftgate.text import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, ROLES, Message
@@ -30,6 +33,7 @@ __all__ = [
     "check_id",
     "check_model_name",
     "check_tokenize",
+    "default_sampling",
 ]
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -46,8 +50,9 @@ class GenerationInput:
     input_ids: tuple[int, ...]
     resume_len: int | None
     max_tokens: int | None
-    sampling: SamplingParams
-    """Its `max_tokens` has no meaning: the field above has."""
+    sampling: Mapping[str, Any]
+    """The fields of SamplingParams that were given, but for the one above. For the others the
+    server has its defaults."""
     return_token_text: bool
     stop: tuple[str, ...] = ()
     n: int | None = None
@@ -99,7 +104,8 @@ def check_generation(
     check_model_name("model", given.model, config)
     prompt = _checked_prompt(given, config, engine)
     max_tokens = _checked_max_tokens(given, config, engine)
-    sampling = replace(given.sampling, max_tokens=max_tokens)
+    defaults = default_sampling(config, engine)
+    sampling = replace(defaults, **given.sampling, max_tokens=max_tokens)
     if sampling.max_draft_len is not None and sampling.max_draft_len < 0:
         raise invalid_argument("max_draft_len", sampling.max_draft_len, "an integer from 0")
     sampling.validate(vocab_size=engine.vocab_limit, prefix="sampling.")
@@ -115,6 +121,7 @@ def check_generation(
         resume_len=_checked_resume_len(given, max_tokens),
         deadline_ms=deadline_ms,
     )
+    _check_prompt_tokens(request, config)
     return GenerationCall(
         request,
         given.return_token_text,
@@ -124,6 +131,12 @@ def check_generation(
         eos_token_ids=engine.eos_token_ids,
         priority=given.priority,
     )
+
+
+def default_sampling(config: GatewayConfig, engine: EngineDescription) -> SamplingParams:
+    """What a generation gets that asks for nothing."""
+    sampling = config.defaults.sampling
+    return replace(sampling, max_tokens=min(sampling.max_tokens, _output_limit(config, engine)))
 
 
 def check_tokenize(
@@ -207,6 +220,13 @@ def _checked_prompt(
     if given.prompt is not None:
         return _checked_text_prompt(given.prompt, config)
     if given.messages:
+        if engine.lacks_tokenizer:
+            raise DraftgateError(
+                ErrorCode.FAILED_PRECONDITION,
+                "messages: the models behind this gateway have no chat template, and it was "
+                "started without the folder of the model's tokenizer, which has one",
+                field="messages",
+            )
         _check_messages(given.messages, config, has_chat_template=engine.has_chat_template)
         return ChatPrompt(given.messages)
     longest = engine.sequence_limit - 1
@@ -259,12 +279,27 @@ def _check_length(field: str, length_bytes: int, config: GatewayConfig) -> None:
 def _checked_max_tokens(
     given: GenerationInput, config: GatewayConfig, engine: EngineDescription
 ) -> int:
-    limit = engine.sequence_limit
+    limit = _output_limit(config, engine)
     if given.max_tokens is None:
-        return min(config.default_max_tokens, limit)
+        return default_sampling(config, engine).max_tokens
     if not 1 <= given.max_tokens <= limit:
         raise invalid_argument("max_tokens", given.max_tokens, f"an integer from 1 to {limit}")
     return given.max_tokens
+
+
+def _output_limit(config: GatewayConfig, engine: EngineDescription) -> int:
+    """The largest `max_tokens` that a request may give."""
+    return min(engine.sequence_limit, config.max_output_tokens or engine.sequence_limit)
+
+
+def _check_prompt_tokens(request: GenerationRequest, config: GatewayConfig) -> None:
+    if config.max_prompt_tokens is None:
+        return
+    field, size = prompt_size(request.prompt)
+    tokens = size - request.resume_len  # Those are output.
+    if tokens > config.max_prompt_tokens:
+        allowed = f"at most {config.max_prompt_tokens} tokens"
+        raise invalid_argument(field, f"{tokens} tokens", allowed)
 
 
 def _checked_resume_len(given: GenerationInput, max_tokens: int) -> int:

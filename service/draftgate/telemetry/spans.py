@@ -15,9 +15,9 @@ from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from draftgate.errors import ErrorCode
 from draftgate.sampling import SamplingParams
 from draftgate.telemetry import attributes as names
+from draftgate.telemetry.codes import OK, SERVER_ERRORS
 from draftgate.telemetry.report import GenerationReport
 
 __all__ = [
@@ -25,25 +25,10 @@ __all__ = [
     "InferenceSpan",
     "InferenceStart",
     "PassedSpan",
-    "PassedStart",
     "ServerSpan",
     "note_tenant",
     "note_wait",
 ]
-
-OK = "OK"
-
-# The caller's faults and wishes are no errors of the server (semantic conventions for gRPC).
-_SERVER_ERRORS = frozenset(
-    {
-        "UNKNOWN",
-        ErrorCode.DEADLINE_EXCEEDED,
-        ErrorCode.UNIMPLEMENTED,
-        ErrorCode.INTERNAL,
-        ErrorCode.UNAVAILABLE,
-        "DATA_LOSS",
-    }
-)
 
 _W3C = TraceContextTextMapPropagator()
 
@@ -79,7 +64,7 @@ class ServerSpan:
         if refusal:
             self._span.set_attribute(names.ADMISSION_REFUSAL, refusal)
         self._span.set_attribute(names.RPC_STATUS_CODE, code)
-        _end(self._span, code, is_error=code in _SERVER_ERRORS)
+        _end(self._span, code, is_error=code in SERVER_ERRORS)
 
 
 def note_tenant(tenant: str) -> None:
@@ -89,9 +74,7 @@ def note_tenant(tenant: str) -> None:
 
 def note_wait(priority: str, waited_s: float) -> None:
     """Note on the active span that the request had to wait for its start, and how long."""
-    trace.get_current_span().set_attributes(
-        {names.ADMISSION_PRIORITY: priority, names.ADMISSION_WAIT_S: waited_s}
-    )
+    trace.get_current_span().set_attributes(_wait_attributes(priority, waited_s))
 
 
 @dataclass(frozen=True)
@@ -129,11 +112,8 @@ class InferenceSpan:
     def sent(self, upstream_request_id: str, server: str) -> None:
         """It goes to the model server at this address, host:port; once more if that one is
         lost."""
-        if not self._span.is_recording():
-            return
-        self._span.set_attributes(
-            {names.UPSTREAM_REQUEST_ID: upstream_request_id, **_server_attributes(server)}
-        )
+        if self._span.is_recording():
+            self._span.set_attributes(_upstream_attributes(upstream_request_id, server))
 
     def chunk(self) -> None:
         """A chunk came."""
@@ -160,39 +140,35 @@ class InferenceSpan:
         _end(self._span, code, is_error=code != OK)
 
 
-@dataclass(frozen=True)
-class PassedStart:
-    """What is known when a request is passed on."""
-
-    model: str
-    request_id: str
-    """The client's; may be empty."""
-    upstream_request_id: str
-    server: str
-    """Address of the model server, host:port."""
-
-
 class PassedSpan:
-    """The span of one request that is passed on to the model server unread."""
+    """The span of one request that is passed on to the model server as it is, from its arrival."""
 
-    def __init__(self, tracer: trace.Tracer, start: PassedStart) -> None:
-        """The active span becomes its parent."""
+    def __init__(self, tracer: trace.Tracer, model: str, request_id: str) -> None:
+        """The active span becomes its parent. request_id: the client's; may be empty."""
         self._responses = 0
         self._failure: str | None = None
-        self._span = tracer.start_span(f"infer {_shown(start.model)}", kind=trace.SpanKind.CLIENT)
+        self._span = tracer.start_span(f"infer {_shown(model)}", kind=trace.SpanKind.CLIENT)
         if self._span.is_recording():
             self._span.set_attributes(
                 {
-                    names.GEN_AI_REQUEST_MODEL: _shown(start.model),
-                    names.GEN_AI_RESPONSE_ID: _shown(start.request_id),
-                    names.UPSTREAM_REQUEST_ID: _shown(start.upstream_request_id),
-                    **_server_attributes(start.server),
+                    names.GEN_AI_REQUEST_MODEL: _shown(model),
+                    names.GEN_AI_RESPONSE_ID: _shown(request_id),
                 }
             )
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The trace context for the model server; empty unless the request is sampled."""
         return _metadata(self._span)
+
+    def waited(self, priority: str, waited_s: float) -> None:
+        """It had to wait for its start."""
+        self._span.set_attributes(_wait_attributes(priority, waited_s))
+
+    def sent(self, upstream_request_id: str, server: str) -> None:
+        """It goes to the model server at this address, host:port; once more if that one is
+        lost."""
+        if self._span.is_recording():
+            self._span.set_attributes(_upstream_attributes(_shown(upstream_request_id), server))
 
     def response(self) -> None:
         """A response came."""
@@ -202,9 +178,12 @@ class PassedSpan:
         """A response said that the request failed."""
         self._failure = code
 
-    def end(self, code: str) -> None:
-        """End with the name of the call's status, or what a response told before."""
+    def end(self, code: str, refusal: str = "") -> None:
+        """End with the name of the call's status, or what a response told before, and of the limit
+        that turned it away, if any."""
         code = self._failure or code
+        if refusal:
+            self._span.set_attribute(names.ADMISSION_REFUSAL, refusal)
         self._span.set_attribute(names.RESPONSES, self._responses)
         _end(self._span, code, is_error=code != OK)
 
@@ -222,9 +201,16 @@ def _shown(text: str) -> str:
     return text if len(text) <= 128 else text[:125] + "..."
 
 
-def _server_attributes(server: str) -> dict[str, AttributeValue]:
+def _wait_attributes(priority: str, waited_s: float) -> Mapping[str, AttributeValue]:
+    return {names.ADMISSION_PRIORITY: priority, names.ADMISSION_WAIT_S: waited_s}
+
+
+def _upstream_attributes(request_id: str, server: str) -> dict[str, AttributeValue]:
     address, _, port = server.rpartition(":")
-    found: dict[str, AttributeValue] = {names.SERVER_ADDRESS: address}
+    found: dict[str, AttributeValue] = {
+        names.UPSTREAM_REQUEST_ID: request_id,
+        names.SERVER_ADDRESS: address,
+    }
     if port.isdecimal():
         found[names.SERVER_PORT] = int(port)
     return found

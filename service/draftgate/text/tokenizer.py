@@ -91,6 +91,13 @@ class Tokenizer:
             )
         return self._chat_template.render(messages)
 
+    def chat_as_raw_prompt(self, messages: Sequence[Message]) -> str:
+        """The same for who will tokenise it as a raw prompt: a special token that the tokenizer
+        then puts first does not stand there twice. Raises as `encode_chat` does."""
+        text = self.render_chat(messages)
+        added = self._fast.encode("", add_special_tokens=True).tokens
+        return text.removeprefix(added[0]) if added else text
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a whole sequence, special tokens skipped."""
         if len(ids) < _LONG:

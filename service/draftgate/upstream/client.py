@@ -79,7 +79,7 @@ class TritonClient:
     """Needs a running event loop; `close` it from the same one."""
 
     def __init__(self, config: TritonClientConfig, tokenizer: Tokenizer | None = None) -> None:
-        """tokenizer: for models that take and give ids, so that callers may give and get text."""
+        """tokenizer: for models that take no text, or no messages, so that callers may give it."""
         self.config = config
         self._tokenizer = tokenizer
         self.profile: Profile = DraftgateProfile()

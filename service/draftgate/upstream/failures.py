@@ -14,7 +14,7 @@ import grpc.aio
 
 from draftgate.errors import DraftgateError, ErrorCode, from_wire
 
-__all__ = ["as_told", "from_rpc_error", "from_text", "in_tritons_words"]
+__all__ = ["as_told", "from_rpc_error", "from_text", "in_tritons_words", "means_lost"]
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +93,12 @@ def as_told(error: grpc.aio.AioRpcError) -> DraftgateError:
     if unreachable or code == ErrorCode.CANCELLED:
         return from_rpc_error(error)
     return DraftgateError(ErrorCode.__members__.get(code, ErrorCode.INTERNAL), text)
+
+
+def means_lost(error: DraftgateError) -> bool:
+    """Whether a failure in Triton's words says that the server, or the model, is not there to
+    answer: another one may be."""
+    return (_known(error.message) or error).code is ErrorCode.UNAVAILABLE
 
 
 def _known(text: str) -> DraftgateError | None:

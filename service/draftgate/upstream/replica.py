@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.sampling import SamplingParams
@@ -17,7 +18,7 @@ from draftgate.upstream.client import Generation, TritonClient
 from draftgate.upstream.probe import not_ready_reason
 from draftgate.upstream.types import Chunk, EngineDescription, GenerationRequest, TextPrompt
 
-__all__ = ["Attempt", "Probe", "Replica", "ReplicaLimits", "ReplicaState"]
+__all__ = ["Attempt", "Probe", "Replica", "ReplicaLimits", "ReplicaState", "Work"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +60,29 @@ class ReplicaState(StrEnum):
     """It takes no new generations, because an operator said so or its address is gone."""
 
 
+class Work(Protocol):
+    """What runs on a replica and is part of its load."""
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Tokens of the prompt to read and tokens still to emit."""
+
+    @property
+    def began(self) -> bool:
+        """Whether anything came."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether something has to come, now and then, or the replica stalls."""
+
+    @property
+    def movable(self) -> bool:
+        """Whether it goes on elsewhere if it is sent away."""
+
+    def send_away(self, error: DraftgateError) -> None:
+        """End it here."""
+
+
 class Replica:
     """One endpoint. `watch` has to run, or it never becomes ready."""
 
@@ -89,7 +113,7 @@ class Replica:
         self._probe = probe
         self._on_change = on_change
         self._breaker = Breaker(limits.breaker)
-        self._attempts: set[Attempt] = set()
+        self._works: set[Work] = set()
         self._suspect = False
         self._look_now = asyncio.Event()
         self._ready_since_s = 0.0
@@ -125,12 +149,12 @@ class Replica:
     @property
     def generations(self) -> int:
         """How many run on it."""
-        return len(self._attempts)
+        return len(self._works)
 
     @property
     def load(self) -> Load:
         """What it has to do."""
-        tokens = sum(attempt.outstanding_tokens for attempt in self._attempts)
+        tokens = sum(work.outstanding_tokens for work in self._works)
         weight = slow_start_weight(_now_s() - self._ready_since_s, self._limits.slow_start_s)
         return Load(self.target, tokens, weight)
 
@@ -145,6 +169,19 @@ class Replica:
             except TimeoutError:
                 continue
 
+    @contextmanager
+    def carrying(self, work: Work) -> Iterator[None]:
+        """`work` runs on it, inside."""
+        self._works.add(work)
+        try:
+            yield
+        finally:
+            self._works.discard(work)
+
+    def moved(self) -> None:
+        """A generation on it brought its first tokens."""
+        self._breaker.succeeded()
+
     def lost(self) -> None:
         """A generation on it was lost: it gets no more before it has been looked at again."""
         self._suspect = True
@@ -155,13 +192,13 @@ class Replica:
 
     def stalled(self) -> bool:
         """Whether generations that should move do not; to be asked again and again."""
-        waiting = [each for each in self._attempts if not each.generation.ended]
+        waiting = [each for each in self._works if each.awaited]
         received = self.client.chunks_received
         now_s = _now_s()
         if not waiting or received != self._received:
             self._received, self._moved_s = received, now_s
             return False
-        moving = self.engine is None or any(each.generation.began for each in waiting)
+        moving = self.engine is None or any(each.began for each in waiting)
         limit_s = self._limits.stall_s if moving else self._limits.first_chunk_stall_s
         return now_s - self._moved_s >= limit_s
 
@@ -169,13 +206,15 @@ class Replica:
         """It stalls: it gets nothing more, and what runs on it has to go on elsewhere."""
         if self._breaker.trip(_now_s()):
             self._note_ejection("it emits nothing")
-        self.move("the model server emits nothing")
+        self._send_away(self._works, "the model server emits nothing")
 
     def move(self, reason: str) -> None:
-        """End what runs on it, so that it goes on elsewhere."""
-        for attempt in tuple(self._attempts):
-            attempt.sent_away = True
-            attempt.generation.abandon(DraftgateError(ErrorCode.UNAVAILABLE, reason))
+        """End what runs on it and can go on elsewhere, so that it does."""
+        self._send_away([work for work in self._works if work.movable], reason)
+
+    def _send_away(self, works: Iterable[Work], reason: str) -> None:
+        for work in tuple(works):
+            work.send_away(DraftgateError(ErrorCode.UNAVAILABLE, reason))
         self._on_change()
 
     def _note_ejection(self, reason: str) -> None:
@@ -254,15 +293,28 @@ class Attempt:
         """Tokens of the prompt to read and tokens still to emit."""
         return self._prompt_tokens + max(0, self._tokens)
 
+    @property
+    def began(self) -> bool:
+        return self.generation.began
+
+    @property
+    def awaited(self) -> bool:
+        return not self.generation.ended
+
+    @property
+    def movable(self) -> bool:
+        return True
+
+    def send_away(self, error: DraftgateError) -> None:
+        self.sent_away = True
+        self.generation.abandon(error)
+
     @asynccontextmanager
     async def started(self, metadata: Sequence[tuple[str, str]]) -> AsyncIterator[Generation]:
         """Run it; every chunk is to be handed to `count`."""
-        self.replica._attempts.add(self)
-        try:
+        with self.replica.carrying(self):
             async with self.generation.started(metadata) as chunks:
                 yield chunks
-        finally:
-            self.replica._attempts.discard(self)
 
     def count(self, chunk: Chunk) -> None:
         """Its tokens are not outstanding any more."""
@@ -270,7 +322,7 @@ class Attempt:
         self._tokens -= len(chunk.token_ids)
         if chunk.token_ids and not self.moved:
             self.moved = True
-            self.replica._breaker.succeeded()
+            self.replica.moved()
 
 
 def _now_s() -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
@@ -61,6 +62,7 @@ class ReplicaSet:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._jobs: list[asyncio.Task[None]] = []
         self._found: dict[DnsName, tuple[str, ...]] = {}
+        self._drained: set[str] = set()
         self.changed = asyncio.Event()
         """Set, and replaced by a new one, when a replica may have changed."""
 
@@ -116,6 +118,22 @@ class ReplicaSet:
             raise invalid_argument("replica", target, f"one of {', '.join(self._replicas)}")
         return self._replicas[target]
 
+    def set_draining(self, target: str, draining: bool, *, move: bool = False) -> None:
+        """Whether an operator wants no new generations on the replica at this address, be it here
+        already or not. move: what runs on it goes on elsewhere now."""
+        if draining:
+            self._drained.add(target)
+        else:
+            self._drained.discard(target)
+        replica = self._replicas.get(target)
+        if replica is None:
+            return
+        replica.draining = draining
+        _log.info("replica %s %s", target, "drains" if draining else "does not drain any more")
+        if move:
+            replica.move("the replica was drained")
+        self.notify()
+
     def others(self, avoid: Collection[str], like: EngineDescription | None) -> list[Replica]:
         """The replicas that may get a generation now, except those in `avoid`: the ejected only
         if there are no others. like: that serve the same model."""
@@ -134,19 +152,32 @@ class ReplicaSet:
         avoid: Collection[str] = (),
         like: EngineDescription | None = None,
     ) -> Replica:
-        """The replica for a generation of so many tokens whose prompt has this `prefix_key`.
-
-        Waits for one without a limit of its own. avoid, like: as for `others`.
-        """
-        while not (usable := self.others(avoid, like)):
+        """What `pick` finds. Waits for there to be one, without a limit of its own."""
+        while (found := self.pick(tokens=tokens, key=key, avoid=avoid, like=like)) is None:
             await self.changed.wait()
-        if len(usable) == 1:
-            return usable[0]
+        return found
+
+    def pick(
+        self,
+        *,
+        tokens: int,
+        key: bytes,
+        avoid: Collection[str] = (),
+        like: EngineDescription | None = None,
+    ) -> Replica | None:
+        """The replica for a generation of so many tokens whose prompt has this `prefix_key`; None
+        if there is none now.
+
+        An empty key is that of a prompt that is not known. avoid, like: as for `others`.
+        """
+        usable = self.others(avoid, like)
+        if len(usable) < 2:
+            return usable[0] if usable else None
         name = choose(
             [replica.load for replica in usable],
-            key=key,
+            key=key or secrets.token_bytes(16),
             tokens=tokens,
-            affinity_tokens=self._config.affinity_tokens,
+            affinity_tokens=self._config.affinity_tokens if key else 0,
         )
         return self._replicas[name]
 
@@ -186,6 +217,7 @@ class ReplicaSet:
             probe=self._probe,
             on_change=self.notify,
         )
+        replica.draining = target in self._drained
         self._replicas[target] = replica
         self._watches[target] = asyncio.create_task(replica.watch())
 

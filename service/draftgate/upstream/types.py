@@ -147,6 +147,8 @@ class EngineDescription:
     max_batch_rows: int | None
     kv_total_tokens: int = 0
     """What the KV cache holds, all rows together; 0 if the engine does not say."""
+    lacks_tokenizer: bool = False
+    """Messages could be made a prompt, if only the gateway had the model's tokenizer."""
 
     @property
     def vocab_limit(self) -> int:

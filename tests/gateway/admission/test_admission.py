@@ -7,34 +7,9 @@ import asyncio
 import pytest
 
 from draftgate.errors import DraftgateError, ErrorCode
-from draftgate.gateway.admission import Admission, AdmissionConfig, Ask, Capacity, Priority
-from draftgate.gateway.tenant import ANONYMOUS, Tenant, TenantLimits
-
-
-def ask(tenant: Tenant = ANONYMOUS) -> Ask:
-    return Ask(tenant, Priority.INTERACTIVE, 10, "prompt", 90)
-
-
-def admission(rows: int, **config: float) -> Admission:
-    made = Admission(AdmissionConfig(**config))  # type: ignore[arg-type]
-    made.set_capacity(Capacity(rows))
-    return made
-
-
-class Holder:
-    """Holds a place until told to leave."""
-
-    def __init__(self, where: Admission, given: Ask | None = None, used: int = 0) -> None:
-        self.inside = asyncio.Event()
-        self.leave = asyncio.Event()
-        self.task = asyncio.create_task(self._hold(where, given or ask(), used))
-
-    async def _hold(self, where: Admission, given: Ask, used: int) -> float:
-        async with where.admitted(given) as place:
-            self.inside.set()
-            await self.leave.wait()
-            place.used_tokens = used
-            return place.waited_s
+from draftgate.gateway.admission import AdmissionConfig, Ask, Capacity, Priority
+from draftgate.gateway.tenant import Tenant, TenantLimits
+from tests.support.admission import Holder, admission, ask
 
 
 async def settle() -> None:
@@ -146,3 +121,32 @@ async def test_what_was_used_is_what_is_charged() -> None:
     small = Ask(acme, Priority.INTERACTIVE, 9, "prompt", 90)
     async with where.admitted(small):
         assert where.running == 1
+
+
+async def test_an_id_is_in_use_while_it_waits_too() -> None:
+    where = admission(1)
+    holders = [Holder(where, ask(request_id=name)) for name in ("a", "b")]
+    await settle()
+    for name in ("a", "b"):
+        with pytest.raises(DraftgateError, match=f"a generation '{name}' is running") as caught:
+            async with where.admitted(ask(request_id=name)):
+                pass
+        assert (caught.value.code, caught.value.field) == (ErrorCode.ALREADY_EXISTS, "request_id")
+    for each in holders:
+        await each.goes()
+    async with where.admitted(ask(request_id="b")):
+        pass
+
+
+async def test_other_limits_hold_from_when_they_are_set() -> None:
+    where = admission(1)
+    holders = [Holder(where) for _ in range(3)]
+    await settle()
+    where.configure(AdmissionConfig(max_concurrency=2, max_waiting=1))
+    await settle()
+    assert (where.running, where.waiting) == (2, 1)
+    with pytest.raises(DraftgateError, match="allowed: at most 1"):
+        async with where.admitted(ask()):
+            pass
+    for each in holders:
+        await each.goes()

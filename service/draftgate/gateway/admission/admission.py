@@ -52,6 +52,12 @@ class Admission:
         self._desk.capacity = capacity
         self._start(self._clock_s())
 
+    def configure(self, config: AdmissionConfig) -> None:
+        """These limits hold from now on; who waits already is refused when it was told."""
+        self._config = config
+        self._desk.configure(config)
+        self._start(self._clock_s())
+
     def close(self) -> None:
         """Refuse who waits and who comes from now on; who runs keeps its place."""
         self._closed = True
@@ -63,8 +69,9 @@ class Admission:
     async def admitted(self, ask: Ask) -> AsyncIterator[Place]:
         """A place for a generation, as soon as it is its turn; given back at the end.
 
-        Raises DraftgateError: INVALID_ARGUMENT for what the tenant is never allowed,
-        RESOURCE_EXHAUSTED for what is too much now, UNAVAILABLE once closed.
+        Raises DraftgateError: ALREADY_EXISTS for an id that is here, INVALID_ARGUMENT for what the
+        tenant is never allowed, RESOURCE_EXHAUSTED for what is too much now, UNAVAILABLE once
+        closed.
         """
         if self._closed:
             raise shutting_down()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from draftgate.gateway.admission.desk import Ask
 from draftgate.gateway.admission.queue import Priority
 from draftgate.gateway.tenant import Tenant
-from draftgate.upstream.types import ChatPrompt, GenerationRequest, TextPrompt
+from draftgate.upstream.types import ChatPrompt, GenerationRequest, Prompt, TextPrompt
 
-__all__ = ["ask_for"]
+__all__ = ["ask_for", "prompt_size", "text_tokens"]
 
 _BYTES_PER_TOKEN = 4
 """Of English text in UTF-8. Tokenising would cost more than refusing may; the true number is
@@ -18,7 +18,7 @@ _TOKENS_PER_MESSAGE = 4
 
 def ask_for(request: GenerationRequest, tenant: Tenant, priority: Priority) -> Ask:
     """The request as admission sees it."""
-    field, tokens = _prompt(request)
+    field, tokens = prompt_size(request.prompt)
     return Ask(
         tenant=tenant,
         priority=priority,
@@ -26,18 +26,21 @@ def ask_for(request: GenerationRequest, tenant: Tenant, priority: Priority) -> A
         prompt_field=field,
         max_tokens=request.sampling.max_tokens - request.resume_len,
         deadline_ms=request.deadline_ms,
+        request_id=request.request_id,
     )
 
 
-def _prompt(request: GenerationRequest) -> tuple[str, int]:
-    prompt = request.prompt
+def text_tokens(size_bytes: int) -> int:
+    """About how many tokens a text has that is so long in UTF-8."""
+    return -(-size_bytes // _BYTES_PER_TOKEN)
+
+
+def prompt_size(prompt: Prompt) -> tuple[str, int]:
+    """The field that the prompt came in, and about how many tokens it has."""
     if isinstance(prompt, TextPrompt):
-        return "prompt", _text_tokens(prompt.text)
+        return "prompt", text_tokens(len(prompt.text.encode()))
     if isinstance(prompt, ChatPrompt):
-        found = [_text_tokens(each.content) + _TOKENS_PER_MESSAGE for each in prompt.messages]
+        sizes_bytes = [len(each.content.encode()) for each in prompt.messages]
+        found = [text_tokens(each) + _TOKENS_PER_MESSAGE for each in sizes_bytes]
         return "messages", sum(found)
     return "input_ids", len(prompt.ids)
-
-
-def _text_tokens(text: str) -> int:
-    return -(-len(text.encode()) // _BYTES_PER_TOKEN)

@@ -41,6 +41,8 @@ class Ask:
     max_tokens: int
     deadline_ms: int | None = None
     """Milliseconds left."""
+    request_id: str = ""
+    """Which no two may have at once, running or waiting; empty if that does not matter."""
 
     @property
     def tokens(self) -> int:
@@ -86,6 +88,7 @@ class Desk:
     running: int = 0
     _promised_tokens: int = 0
     _accounts: dict[str, _Account] = field(default_factory=dict)
+    _ids: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._queue: FairQueue[Seat] = FairQueue(self.config.interactive_per_batch)
@@ -108,12 +111,19 @@ class Desk:
             return self.config.max_waiting
         return _WAITING_PER_RUNNING * self.max_running
 
+    def configure(self, config: AdmissionConfig) -> None:
+        """These limits hold from now on: who is in stays in."""
+        self.config = config
+        self._queue.interactive_per_batch = config.interactive_per_batch
+
     def enter(self, ask: Ask, now_s: float) -> Seat:
         """Let a request wait for its start, which may be at once.
 
-        Raises DraftgateError: INVALID_ARGUMENT for what the tenant's limits never allow, and
-        RESOURCE_EXHAUSTED with a refusal for what they, or the server's, do not allow now.
+        Raises DraftgateError: ALREADY_EXISTS for an id that is here, INVALID_ARGUMENT for what the
+        tenant's limits never allow, and RESOURCE_EXHAUSTED with a refusal for what they, or the
+        server's, do not allow now.
         """
+        self._check_id(ask)
         self._pace.advance(self.running, now_s)
         account = self._accounts.setdefault(ask.tenant.name, _Account())
         _size_bucket(account, ask.tenant, now_s)
@@ -124,6 +134,7 @@ class Desk:
         if account.bucket:
             account.bucket.take(ask.tokens, now_s)
         account.seats += 1
+        self._ids.add(ask.request_id)
         seat = Seat(ask, now_s, account.bucket)
         self._queue.push(
             seat,
@@ -154,6 +165,7 @@ class Desk:
         ask = seat.ask
         account = self._accounts[ask.tenant.name]
         account.seats -= 1
+        self._ids.discard(ask.request_id)
         if seat.bucket:
             seat.bucket.settle(ask.tokens, used_tokens, now_s)
         if seat.started_s is None:
@@ -178,6 +190,14 @@ class Desk:
         promise = self.capacity.kv_tokens * self.config.kv_overcommit
         # One that is larger than everything runs alone, or it would never.
         return not (promise and self.running) or self._promised_tokens + ask.tokens <= promise
+
+    def _check_id(self, ask: Ask) -> None:
+        if ask.request_id and ask.request_id in self._ids:
+            raise DraftgateError(
+                ErrorCode.ALREADY_EXISTS,
+                f"request_id: a generation {ask.request_id!r} is running",
+                field="request_id",
+            )
 
     def _check_tenant(self, ask: Ask, account: _Account, now_s: float) -> None:
         tenant, limits = ask.tenant, ask.tenant.limits

@@ -30,7 +30,7 @@ class FairQueue(Generic[T]):
     """
 
     def __init__(self, interactive_per_batch: int) -> None:
-        self._interactive_per_batch = interactive_per_batch
+        self.interactive_per_batch = interactive_per_batch
         self._levels: dict[Priority, _Level[T]] = {each: _Level() for each in Priority}
         self._since_batch = 0
 
@@ -65,13 +65,13 @@ class FairQueue(Generic[T]):
         ahead = self._levels[priority].ahead(tenant)
         interactive, batch = (self._levels[each].size for each in Priority)
         if priority is Priority.INTERACTIVE:
-            return ahead + min(batch, (ahead + self._since_batch) // self._interactive_per_batch)
-        turns = (ahead + 1) * self._interactive_per_batch - self._since_batch
+            return ahead + min(batch, (ahead + self._since_batch) // self.interactive_per_batch)
+        turns = (ahead + 1) * self.interactive_per_batch - self._since_batch
         return ahead + min(interactive, max(0, turns))
 
     def _turn(self) -> Priority:
         interactive, batch = (self._levels[each].size for each in Priority)
-        if not interactive or (batch and self._since_batch >= self._interactive_per_batch):
+        if not interactive or (batch and self._since_batch >= self.interactive_per_batch):
             return Priority.BATCH
         return Priority.INTERACTIVE
 

@@ -12,6 +12,7 @@ from draftgate.upstream.profiles.draftgate import DraftgateProfile
 from draftgate.upstream.profiles.inflight_batcher import InflightBatcherProfile
 from draftgate.upstream.profiles.llmapi import LlmApiProfile
 from draftgate.upstream.profiles.model_view import ModelView
+from draftgate.upstream.profiles.templated import TemplatedProfile
 from draftgate.upstream.profiles.tokenised import TokenisedProfile
 
 __all__ = ["detect"]
@@ -26,7 +27,8 @@ async def detect(find: FindModel, entry: str | None, tokenizer: Tokenizer | None
     """The profile of the models that `find` looks up by name; it finds None where there is none.
 
     entry: the model to enter at; None takes the first of the usual ones that is there. tokenizer:
-    for models that take and give ids, so that callers may give and get text.
+    for models that take and give ids, so that callers may give and get text, and for those that
+    take text alone, so that they may give messages.
     Raises DraftgateError(FAILED_PRECONDITION) if no model is there or none is of a known kind.
     """
     names = (entry,) if entry else _ENTRIES
@@ -37,8 +39,7 @@ async def detect(find: FindModel, entry: str | None, tokenizer: Tokenizer | None
             continue
         profile = await _profile(model, find)
         if profile is not None:
-            takes_ids = draftgate.is_engine(model) or inflight_batcher.is_engine(model)
-            return TokenisedProfile(profile, tokenizer) if takes_ids and tokenizer else profile
+            return profile if tokenizer is None else _completed(profile, model, tokenizer)
         strange.append(name)
     if strange:
         problem = f"its model {strange[0]} is of no kind that the gateway knows"
@@ -61,6 +62,15 @@ async def _profile(model: ModelView, find: FindModel) -> Profile | None:
     if inflight_batcher.is_text_entry(model):
         return InflightBatcherProfile(model, await _engine_behind(model, find))
     return None
+
+
+def _completed(profile: Profile, model: ModelView, tokenizer: Tokenizer) -> Profile:
+    """The profile with what the tokenizer does for it."""
+    if draftgate.is_engine(model) or inflight_batcher.is_engine(model):
+        return TokenisedProfile(profile, tokenizer)
+    if draftgate.is_ensemble(model):
+        return profile
+    return TemplatedProfile(profile, tokenizer)
 
 
 async def _engine_behind(model: ModelView, find: FindModel) -> ModelView | None:

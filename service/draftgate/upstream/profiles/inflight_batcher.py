@@ -110,6 +110,7 @@ class InflightBatcherProfile:
             max_sequence_tokens=None,
             eos_token_ids=(),
             has_chat_template=False,
+            lacks_tokenizer=True,
             drafter=self._drafter,
             max_draft_len=None,
             max_batch_rows=rows or None,

@@ -87,6 +87,7 @@ class LlmApiProfile:
             max_sequence_tokens=None,
             eos_token_ids=(),
             has_chat_template=False,
+            lacks_tokenizer=True,
             drafter="",
             max_draft_len=None,
             max_batch_rows=self._model.max_batch_size or None,

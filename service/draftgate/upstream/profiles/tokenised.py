@@ -5,14 +5,15 @@ The same code as in the Triton models `preprocessing` and `postprocessing`, whic
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from draftgate._pb.inference import grpc_service_pb2 as pb
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.text import Detokenizer, Tokenizer
 from draftgate.upstream.encoding import prompt_ids
-from draftgate.upstream.profiles.base import Profile, Reader
+from draftgate.upstream.profiles.base import Reader
+from draftgate.upstream.profiles.wrapped import WrappedProfile
 from draftgate.upstream.responses import broken
 from draftgate.upstream.types import (
     ChatPrompt,
@@ -26,48 +27,19 @@ from draftgate.upstream.types import (
 __all__ = ["TokenisedProfile"]
 
 
-class TokenisedProfile:
+class TokenisedProfile(WrappedProfile):
     """Another profile, with text."""
-
-    def __init__(self, inner: Profile, tokenizer: Tokenizer) -> None:
-        self._inner = inner
-        self._tokenizer = tokenizer
-
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    @property
-    def entry(self) -> str:
-        return self._inner.entry
-
-    @property
-    def models(self) -> Sequence[str]:
-        return self._inner.models
-
-    @property
-    def stoppable(self) -> Collection[str]:
-        return self._inner.stoppable
 
     @property
     def description(self) -> EngineDescription | None:
-        known = self._inner.description
-        if known is None:
-            return None
-        return replace(
-            known,
-            vocab_size=self._tokenizer.vocab_size,
-            has_chat_template=self._tokenizer.has_chat_template,
-        )
+        known = super().description
+        return known and replace(known, vocab_size=self._tokenizer.vocab_size)
 
     async def generation(self, request: GenerationRequest, wire_id: str) -> pb.ModelInferRequest:
         prompt = request.prompt
         if not isinstance(prompt, TokenPrompt):
             prompt = TokenPrompt(tuple(await self._encoded(prompt)))
         return await self._inner.generation(replace(request, prompt=prompt), wire_id)
-
-    def stop(self, wire_id: str) -> pb.ModelInferRequest | None:
-        return self._inner.stop(wire_id)
 
     def reader(self, request: GenerationRequest) -> Reader:
         ids = request.prompt.ids if isinstance(request.prompt, TokenPrompt) else ()

@@ -260,7 +260,7 @@ class DrainResponse(_message.Message):
 
     GENERATIONS_FIELD_NUMBER: _builtins.int
     generations: _builtins.int
-    """Generations that still run."""
+    """Generations that still run, on all workers."""
     def __init__(
         self,
         *,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """For who operates the gateway: its replicas, its end, its log.
+    """For who operates the gateway: its replicas, its end, its log. Where several worker processes
+    serve, what is ordered holds for all of them.
     """
 
     def __init__(self, channel):
@@ -63,11 +64,13 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """For who operates the gateway: its replicas, its end, its log.
+    """For who operates the gateway: its replicas, its end, its log. Where several worker processes
+    serve, what is ordered holds for all of them.
     """
 
     def ListReplicas(self, request, context):
-        """The model servers behind the gateway, in the order in which they came.
+        """The model servers behind the gateway, in the order in which they came. Of several workers, one
+        answers, with what it sees and what it runs itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,7 +142,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """For who operates the gateway: its replicas, its end, its log.
+    """For who operates the gateway: its replicas, its end, its log. Where several worker processes
+    serve, what is ordered holds for all of them.
     """
 
     @staticmethod

@@ -27,14 +27,18 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """For who operates the gateway: its replicas, its end, its log."""
+    """For who operates the gateway: its replicas, its end, its log. Where several worker processes
+    serve, what is ordered holds for all of them.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     ListReplicas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListReplicasRequest, _admin_pb2.ListReplicasResponse]
-    """The model servers behind the gateway, in the order in which they came."""
+    """The model servers behind the gateway, in the order in which they came. Of several workers, one
+    answers, with what it sees and what it runs itself.
+    """
     DrainReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainReplicaRequest, _admin_pb2.DrainReplicaResponse]
     """Sends nothing new to a replica. INVALID_ARGUMENT for an address that is not one."""
     UndrainReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainReplicaRequest, _admin_pb2.UndrainReplicaResponse]
@@ -48,11 +52,15 @@ class AdminServiceStub:
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """For who operates the gateway: its replicas, its end, its log."""
+    """For who operates the gateway: its replicas, its end, its log. Where several worker processes
+    serve, what is ordered holds for all of them.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListReplicasRequest, _admin_pb2.ListReplicasResponse]  # type: ignore[assignment]
-    """The model servers behind the gateway, in the order in which they came."""
+    """The model servers behind the gateway, in the order in which they came. Of several workers, one
+    answers, with what it sees and what it runs itself.
+    """
     DrainReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainReplicaRequest, _admin_pb2.DrainReplicaResponse]  # type: ignore[assignment]
     """Sends nothing new to a replica. INVALID_ARGUMENT for an address that is not one."""
     UndrainReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainReplicaRequest, _admin_pb2.UndrainReplicaResponse]  # type: ignore[assignment]
@@ -65,7 +73,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """How much the gateway logs, until it ends."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """For who operates the gateway: its replicas, its end, its log."""
+    """For who operates the gateway: its replicas, its end, its log. Where several worker processes
+    serve, what is ordered holds for all of them.
+    """
 
     @_abc_1.abstractmethod
     def ListReplicas(
@@ -73,7 +83,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListReplicasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListReplicasResponse, _abc.Awaitable[_admin_pb2.ListReplicasResponse]]:
-        """The model servers behind the gateway, in the order in which they came."""
+        """The model servers behind the gateway, in the order in which they came. Of several workers, one
+        answers, with what it sees and what it runs itself.
+        """
 
     @_abc_1.abstractmethod
     def DrainReplica(

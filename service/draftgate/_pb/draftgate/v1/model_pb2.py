@@ -22,21 +22,27 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from draftgate._pb.draftgate.v1 import generation_pb2 as draftgate_dot___pb_dot_draftgate_dot_v1_dot_generation__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&draftgate/_pb/draftgate/v1/model.proto\x12\x0c\x64raftgate.v1\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.draftgate.v1.Model\"\xdb\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x14\n\x0cquantization\x18\x03 \x01(\t\x12\x15\n\rcompute_dtype\x18\x04 \x01(\t\x12\x17\n\nvocab_size\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12 \n\x13max_sequence_tokens\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x15\n\reos_token_ids\x18\x07 \x03(\x05\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x0f\n\x07\x64rafter\x18\t \x01(\t\x12\x1a\n\rmax_draft_len\x18\n \x01(\x05H\x02\x88\x01\x01\x12\x1b\n\x0emax_batch_rows\x18\x0b \x01(\x05H\x03\x88\x01\x01\x42\r\n\x0b_vocab_sizeB\x16\n\x14_max_sequence_tokensB\x10\n\x0e_max_draft_lenB\x11\n\x0f_max_batch_rows2Y\n\x0cModelService\x12I\n\x08GetModel\x12\x1d.draftgate.v1.GetModelRequest\x1a\x1e.draftgate.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&draftgate/_pb/draftgate/v1/model.proto\x12\x0c\x64raftgate.v1\x1a+draftgate/_pb/draftgate/v1/generation.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"`\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.draftgate.v1.Model\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xbf\x03\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x14\n\x0cquantization\x18\x03 \x01(\t\x12\x15\n\rcompute_dtype\x18\x04 \x01(\t\x12\x17\n\nvocab_size\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12 \n\x13max_sequence_tokens\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x15\n\reos_token_ids\x18\x07 \x03(\x05\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x0f\n\x07\x64rafter\x18\t \x01(\t\x12\x1a\n\rmax_draft_len\x18\n \x01(\x05H\x02\x88\x01\x01\x12\x1b\n\x0emax_batch_rows\x18\x0b \x01(\x05H\x03\x88\x01\x01\x12\x32\n\x08\x64\x65\x66\x61ults\x18\x0c \x01(\x0b\x32 .draftgate.v1.GenerationDefaults\x12.\n\x06limits\x18\r \x01(\x0b\x32\x1e.draftgate.v1.GenerationLimitsB\r\n\x0b_vocab_sizeB\x16\n\x14_max_sequence_tokensB\x10\n\x0e_max_draft_lenB\x11\n\x0f_max_batch_rows\"\\\n\x12GenerationDefaults\x12\x12\n\nmax_tokens\x18\x01 \x01(\x05\x12\x32\n\x08sampling\x18\x02 \x01(\x0b\x32 .draftgate.v1.SamplingParameters\"\xc3\x01\n\x10GenerationLimits\x12\x1e\n\x11max_output_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1e\n\x11max_prompt_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x10max_prompt_bytes\x18\x03 \x01(\x05\x12\x14\n\x0cmax_messages\x18\x04 \x01(\x05\x12\x13\n\x0bmax_choices\x18\x05 \x01(\x05\x42\x14\n\x12_max_output_tokensB\x14\n\x12_max_prompt_tokens2Y\n\x0cModelService\x12I\n\x08GetModel\x12\x1d.draftgate.v1.GetModelRequest\x1a\x1e.draftgate.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'draftgate._pb.draftgate.v1.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETMODELREQUEST']._serialized_start=56
-  _globals['_GETMODELREQUEST']._serialized_end=87
-  _globals['_GETMODELRESPONSE']._serialized_start=89
-  _globals['_GETMODELRESPONSE']._serialized_end=143
-  _globals['_MODEL']._serialized_start=146
-  _globals['_MODEL']._serialized_end=493
-  _globals['_MODELSERVICE']._serialized_start=495
-  _globals['_MODELSERVICE']._serialized_end=584
+  _globals['_GETMODELREQUEST']._serialized_start=134
+  _globals['_GETMODELREQUEST']._serialized_end=165
+  _globals['_GETMODELRESPONSE']._serialized_start=167
+  _globals['_GETMODELRESPONSE']._serialized_end=263
+  _globals['_MODEL']._serialized_start=266
+  _globals['_MODEL']._serialized_end=713
+  _globals['_GENERATIONDEFAULTS']._serialized_start=715
+  _globals['_GENERATIONDEFAULTS']._serialized_end=807
+  _globals['_GENERATIONLIMITS']._serialized_start=810
+  _globals['_GENERATIONLIMITS']._serialized_end=1005
+  _globals['_MODELSERVICE']._serialized_start=1007
+  _globals['_MODELSERVICE']._serialized_end=1096
 # @@protoc_insertion_point(module_scope)

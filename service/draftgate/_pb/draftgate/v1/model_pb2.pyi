@@ -4,8 +4,10 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from draftgate._pb.draftgate.v1 import generation_pb2 as _generation_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -43,16 +45,22 @@ class GetModelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> Global___Model: ...
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """The server's clock as it answered: tokens and API keys expire by it."""
+
     def __init__(
         self,
         *,
         model: Global___Model | None = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -75,6 +83,8 @@ class Model(_message.Message):
     DRAFTER_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_LEN_FIELD_NUMBER: _builtins.int
     MAX_BATCH_ROWS_FIELD_NUMBER: _builtins.int
+    DEFAULTS_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     """The checkpoint's architecture, for instance LlamaForCausalLM."""
@@ -93,6 +103,10 @@ class Model(_message.Message):
     """Rows the engine decodes at once."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def defaults(self) -> Global___GenerationDefaults: ...
+    @_builtins.property
+    def limits(self) -> Global___GenerationLimits: ...
     def __init__(
         self,
         *,
@@ -107,10 +121,12 @@ class Model(_message.Message):
         drafter: _builtins.str = ...,
         max_draft_len: _builtins.int | None = ...,
         max_batch_rows: _builtins.int | None = ...,
+        defaults: Global___GenerationDefaults | None = ...,
+        limits: Global___GenerationLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_batch_rows", b"_max_batch_rows", "_max_draft_len", b"_max_draft_len", "_max_sequence_tokens", b"_max_sequence_tokens", "_vocab_size", b"_vocab_size", "max_batch_rows", b"max_batch_rows", "max_draft_len", b"max_draft_len", "max_sequence_tokens", b"max_sequence_tokens", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_batch_rows", b"_max_batch_rows", "_max_draft_len", b"_max_draft_len", "_max_sequence_tokens", b"_max_sequence_tokens", "_vocab_size", b"_vocab_size", "defaults", b"defaults", "limits", b"limits", "max_batch_rows", b"max_batch_rows", "max_draft_len", b"max_draft_len", "max_sequence_tokens", b"max_sequence_tokens", "vocab_size", b"vocab_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_batch_rows", b"_max_batch_rows", "_max_draft_len", b"_max_draft_len", "_max_sequence_tokens", b"_max_sequence_tokens", "_vocab_size", b"_vocab_size", "architecture", b"architecture", "compute_dtype", b"compute_dtype", "drafter", b"drafter", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "max_batch_rows", b"max_batch_rows", "max_draft_len", b"max_draft_len", "max_sequence_tokens", b"max_sequence_tokens", "name", b"name", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_batch_rows", b"_max_batch_rows", "_max_draft_len", b"_max_draft_len", "_max_sequence_tokens", b"_max_sequence_tokens", "_vocab_size", b"_vocab_size", "architecture", b"architecture", "compute_dtype", b"compute_dtype", "defaults", b"defaults", "drafter", b"drafter", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "limits", b"limits", "max_batch_rows", b"max_batch_rows", "max_draft_len", b"max_draft_len", "max_sequence_tokens", b"max_sequence_tokens", "name", b"name", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_batch_rows: _TypeAlias = _typing.Literal["max_batch_rows"]  # noqa: Y015
     _WhichOneofArgType__max_batch_rows: _TypeAlias = _typing.Literal["_max_batch_rows", b"_max_batch_rows"]  # noqa: Y015
@@ -130,3 +146,74 @@ class Model(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__vocab_size) -> _WhichOneofReturnType__vocab_size | None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class GenerationDefaults(_message.Message):
+    """What a request gets for what it leaves out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    @_builtins.property
+    def sampling(self) -> _generation_pb2.SamplingParameters:
+        """Fields that are absent here have no default that is a value."""
+
+    def __init__(
+        self,
+        *,
+        max_tokens: _builtins.int = ...,
+        sampling: _generation_pb2.SamplingParameters | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "sampling", b"sampling"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerationDefaults: _TypeAlias = GenerationDefaults  # noqa: Y015
+
+@_typing.final
+class GenerationLimits(_message.Message):
+    """What this server takes; absent: what the model can hold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_PROMPT_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGES_FIELD_NUMBER: _builtins.int
+    MAX_CHOICES_FIELD_NUMBER: _builtins.int
+    max_output_tokens: _builtins.int
+    """Largest `max_tokens`."""
+    max_prompt_tokens: _builtins.int
+    """Text counts as one token for each four bytes of UTF-8."""
+    max_prompt_bytes: _builtins.int
+    """The prompt, or all messages together, in UTF-8."""
+    max_messages: _builtins.int
+    max_choices: _builtins.int
+    """Largest `n`."""
+    def __init__(
+        self,
+        *,
+        max_output_tokens: _builtins.int | None = ...,
+        max_prompt_tokens: _builtins.int | None = ...,
+        max_prompt_bytes: _builtins.int = ...,
+        max_messages: _builtins.int = ...,
+        max_choices: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_max_prompt_tokens", b"_max_prompt_tokens", "max_output_tokens", b"max_output_tokens", "max_prompt_tokens", b"max_prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_max_prompt_tokens", b"_max_prompt_tokens", "max_choices", b"max_choices", "max_messages", b"max_messages", "max_output_tokens", b"max_output_tokens", "max_prompt_bytes", b"max_prompt_bytes", "max_prompt_tokens", b"max_prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_output_tokens: _TypeAlias = _typing.Literal["max_output_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_output_tokens: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__max_prompt_tokens: _TypeAlias = _typing.Literal["max_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_prompt_tokens: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_output_tokens) -> _WhichOneofReturnType__max_output_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_prompt_tokens) -> _WhichOneofReturnType__max_prompt_tokens | None: ...
+
+Global___GenerationLimits: _TypeAlias = GenerationLimits  # noqa: Y015

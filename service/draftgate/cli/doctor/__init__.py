@@ -1,0 +1,1 @@
+"""`draftgate doctor`: what an operator would look at, one line each."""
