@@ -36,7 +36,7 @@ from draftgate.text import Message as TextMessage
 from draftgate.text import Tokenizer
 from tests.fakes.gate import step
 from tests.fakes.triton import DESCRIPTION, FakeTriton
-from tests.support.clients import Opened, opened
+from tests.support.clients import KINDS, Opened, opened
 from tests.support.gateway import MODEL, running_gateway
 
 
@@ -61,19 +61,18 @@ async def test_the_model(client: Opened) -> None:
     assert caught.value.code is ErrorCode.NOT_FOUND
 
 
-async def test_tokens_and_their_text(triton: FakeTriton, checkpoint_dir: Path, kind: str) -> None:
+async def test_tokens_and_their_text(triton: FakeTriton, checkpoint_dir: Path) -> None:
     tokenizer = Tokenizer.load(checkpoint_dir)
     triton.description = {**DESCRIPTION, "vocab_size": tokenizer.vocab_size}
-    async with (
-        running_gateway(triton.target, tokenizer_dir=checkpoint_dir) as gateway,
-        opened(kind, f"127.0.0.1:{gateway.port}") as client,
-    ):
-        await client.wait_serving(timeout_s=30)
-        ids = await client.tokenize("Grüße", model=MODEL)
-        assert ids == tuple(tokenizer.encode_prompt("Grüße"))
-        assert await client.detokenize(ids) == "Grüße"
-        chat = await client.tokenize([Message("user", "Grüße")])
-        assert chat == tuple(tokenizer.encode_chat([TextMessage("user", "Grüße")]))
+    async with running_gateway(triton.target, tokenizer_dir=checkpoint_dir) as gateway:
+        for kind in KINDS:  # Loading the tokenizer takes longest.
+            async with opened(kind, f"127.0.0.1:{gateway.port}") as client:
+                await client.wait_serving(timeout_s=30)
+                ids = await client.tokenize("Grüße", model=MODEL)
+                assert ids == tuple(tokenizer.encode_prompt("Grüße"))
+                assert await client.detokenize(ids) == "Grüße"
+                chat = await client.tokenize([Message("user", "Grüße")])
+                assert chat == tuple(tokenizer.encode_chat([TextMessage("user", "Grüße")]))
 
 
 async def test_the_gates_state(client: Opened, triton: FakeTriton) -> None:
