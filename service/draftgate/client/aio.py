@@ -66,7 +66,27 @@ class AsyncTransport:
         await self.channel.close()
 
 
-class AsyncStream(Generic[T]):
+class _Leavable(ABC):
+    """An asynchronous context manager that ends what runs when it is left."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End it now, on the server too; whoever iterates gets a CallError(CANCELLED). Without
+        effect if it has ended."""
+
+
+class AsyncStream(_Leavable, Generic[T]):
     """What a call streams, once: an asynchronous iterator, and a context manager that ends the call
     when it is left.
 
@@ -101,20 +121,7 @@ class AsyncStream(Generic[T]):
                 return self._question.read(answer)
         raise StopAsyncIteration
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.cancel()
-
     def cancel(self) -> None:
-        """End the call, on the server too; whoever iterates gets a CallError(CANCELLED). Without
-        effect if it has ended."""
         self._left.set()
         self._call.cancel()
 
@@ -135,7 +142,7 @@ class AsyncStream(Generic[T]):
         self._over = False
 
 
-class AsyncGeneration(Collected, ABC):
+class AsyncGeneration(Collected, _Leavable):
     """A running generation: an asynchronous iterator of its events, and a context manager that ends
     it when it is left early.
 
@@ -151,17 +158,6 @@ class AsyncGeneration(Collected, ABC):
         self._take(event)
         return event
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.cancel()
-
     async def text(self) -> str:
         """All text of the first choice: reads to the end. Raises CallError."""
         await self._read_all()
@@ -171,11 +167,6 @@ class AsyncGeneration(Collected, ABC):
         """All of it: reads to the end. Raises CallError."""
         await self._read_all()
         return self._completion()
-
-    @abstractmethod
-    def cancel(self) -> None:
-        """End it, on the server too; whoever iterates gets a CallError(CANCELLED). Without effect
-        if it has ended."""
 
     @abstractmethod
     async def _next(self) -> Event:

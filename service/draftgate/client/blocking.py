@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -57,7 +58,27 @@ class Transport:
         self._channel.close()
 
 
-class Stream(Generic[T]):
+class _Leavable(ABC):
+    """A context manager that ends what runs when it is left."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End it now, on the server too; whoever iterates gets a CallError(CANCELLED). Without
+        effect if it has ended. May be called from another thread."""
+
+
+class Stream(_Leavable, Generic[T]):
     """What a call streams, once: an iterator, and a context manager that ends the call when it is
     left.
 
@@ -90,20 +111,7 @@ class Stream(Generic[T]):
                 return self._question.read(answer)
         raise StopIteration
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.cancel()
-
     def cancel(self) -> None:
-        """End the call, on the server too; whoever iterates gets a CallError(CANCELLED). Without
-        effect if it has ended. May be called from another thread."""
         self._left.set()
         self._call.cancel()
 
@@ -126,7 +134,7 @@ class Stream(Generic[T]):
         self._over = False
 
 
-class Generation(Collected):
+class Generation(Collected, _Leavable):
     """A running generation: an iterator of its events, and a context manager that ends it when it
     is left early.
 
@@ -147,17 +155,6 @@ class Generation(Collected):
         self._take(event)
         return event
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.cancel()
-
     def text(self) -> str:
         """All text of the first choice: reads to the end. Raises CallError."""
         self._read_all()
@@ -169,8 +166,6 @@ class Generation(Collected):
         return self._completion()
 
     def cancel(self) -> None:
-        """End it, on the server too; whoever iterates gets a CallError(CANCELLED). Without effect
-        if it has ended. May be called from another thread."""
         self._stream.cancel()
 
     def _read_all(self) -> None:
