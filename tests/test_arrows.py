@@ -32,17 +32,19 @@ ALLOWED = {
     # `speculation` for the words of a policy.
     "gateway": EVERYONE | {"_pb", "upstream", "speculation", "telemetry", "text"},
     "config": EVERYONE | {"gateway"},
+    # It runs on other machines than the server: nothing of that is any use to it.
+    "client": EVERYONE | {"_pb", "telemetry"},
     # `speculation` for what it reckons without a server.
     # `telemetry` for the form of the logs.
     "cli": EVERYONE
-    | {"_pb", "config", "gateway", "upstream", "telemetry"}
+    | {"_pb", "client", "config", "gateway", "upstream", "telemetry"}
     | {"engine", "checkpoint", "speculation"},
 }
 
 LIBRARIES = {
-    "grpc": {"cli", "gateway", "upstream"},
+    "grpc": {"cli", "client", "gateway", "upstream"},
     "jwt": {"gateway"},
-    "grpc_health": {"cli", "gateway", "upstream"},
+    "grpc_health": {"client", "gateway", "upstream"},
     "matplotlib": {"cli"},
     "opentelemetry": {"telemetry"},
     "torch": {"engine", "checkpoint", "cli"},

@@ -1,0 +1,41 @@
+"""What the environment says about access reaches the server, and nobody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftgate.gateway.auth import SecurityConfig, TlsConfig
+from tests.fakes.triton import FakeTriton
+from tests.support.certificates import Authority
+from tests.support.gateway import running_gateway
+from tests.support.tenants import TenantsFile
+from tests.support.terminal import run_in_pipe
+
+
+async def test_a_key_and_an_authority(triton: FakeTriton, tmp_path: Path) -> None:
+    authority = Authority()
+    ca_file = tmp_path / "ca.crt"
+    ca_file.write_bytes(authority.certificate)
+    tls = TlsConfig(tmp_path / "server.crt", tmp_path / "server.key")
+    authority.issue("server").write(tls.cert_file, tls.key_file)
+    tenants = TenantsFile(tmp_path / "tenants.yaml")
+    key = tenants.add("acme")
+    security = SecurityConfig(tls=tls, tenants_file=tenants.path)
+    async with running_gateway(triton.target, security=security) as gateway:
+        await gateway.local.serving(timeout_s=30)
+        ask = ["generate", "Hi", "--server", f"127.0.0.1:{gateway.port}"]
+        trusting = {"DRAFTGATE_CA_FILE": str(ca_file)}
+        done = await run_in_pipe(ask, env={**trusting, "DRAFTGATE_API_KEY": key})
+        assert (done.code, done.out) == (0, "Hello world\n")
+        done = await run_in_pipe(ask, env=trusting)
+        assert done.code == 1
+        assert done.err.startswith("error: no credentials: ")
+
+
+async def test_an_authority_that_cannot_be_read_is_named() -> None:
+    env = {"DRAFTGATE_CA_FILE": "/nowhere/ca.crt"}
+    done = await run_in_pipe(["generate", "Hi", "--server", "127.0.0.1:1"], env=env)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "error: DRAFTGATE_CA_FILE: /nowhere/ca.crt cannot be read: No such file or directory\n"
+    )
