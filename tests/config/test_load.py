@@ -15,6 +15,7 @@ from draftgate.gateway.admission import AdmissionConfig
 from draftgate.gateway.auth import JwtConfig, TlsConfig
 from draftgate.gateway.auth.tenants_file import read_directory
 from draftgate.gateway.tenant import Scope
+from draftgate.upstream.coalescing import CoalescingConfig
 
 
 @pytest.fixture
@@ -40,6 +41,7 @@ def test_every_setting_can_stand_in_the_file(file: Path) -> None:
         max_prompt_bytes: 6
         max_messages: 7
         write_timeout_s: 8
+        coalescing: {busy_chunks_per_s: 100, max_delay_ms: 30}
         admission: {max_concurrency: 1, max_waiting: 2, max_wait_s: 3}
         security:
           tls: {cert_file: a.crt, key_file: a.key, client_ca_file: c.crt}
@@ -54,6 +56,7 @@ def test_every_setting_can_stand_in_the_file(file: Path) -> None:
     assert (config.listen, config.otlp_endpoint) == ("127.0.0.1:1", "collector:4317")
     assert (config.trace_sample_ratio, config.default_max_tokens) == (0.5, 5)
     assert (config.max_prompt_bytes, config.max_messages, config.write_timeout_s) == (6, 7, 8)
+    assert config.coalescing == CoalescingConfig(100.0, 30.0)
     assert config.admission == AdmissionConfig(1, 2, 3.0)
     assert config.security.tls == TlsConfig(Path("a.crt"), Path("a.key"), Path("c.crt"))
     assert config.security.jwt == JwtConfig(Path("jwks.json"), "i", "a", ("ES256",))

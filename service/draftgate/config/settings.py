@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from draftgate.gateway.admission.config import AdmissionConfig
 from draftgate.gateway.auth.config import SecurityConfig
-from draftgate.gateway.config import GatewayConfig
+from draftgate.gateway.config import CoalescingConfig, GatewayConfig
 
 __all__ = ["Settings", "gateway_config"]
 
@@ -42,6 +42,8 @@ class Settings(BaseSettings):
     """Most messages in one conversation."""
     write_timeout_s: Annotated[float, Field(gt=0, le=3600)] = GatewayConfig.write_timeout_s
     """How long one event may wait for the reader's transport before the call is ended."""
+    coalescing: CoalescingConfig = Field(default_factory=CoalescingConfig)
+    """When chunks of a stream are made one."""
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
     """How many generations are let in."""
     security: SecurityConfig = Field(default_factory=SecurityConfig)
@@ -75,6 +77,7 @@ def gateway_config(
         max_prompt_bytes=settings.max_prompt_bytes,
         max_messages=settings.max_messages,
         write_timeout_s=settings.write_timeout_s,
+        coalescing=settings.coalescing,
         admission=settings.admission,
         security=settings.security,
     )

@@ -11,7 +11,7 @@ from functools import partial
 from draftgate import contract
 from draftgate._pb.inference import grpc_service_pb2 as pb
 from draftgate.errors import DraftgateError, ErrorCode, shutting_down
-from draftgate.gateway.calls import Context, write
+from draftgate.gateway.calls import Context, writing
 from draftgate.gateway.outbox import Outbox
 from draftgate.telemetry.spans import OK, PassedSpan, PassedStart
 from draftgate.telemetry.tracing import Tracing
@@ -72,8 +72,9 @@ class PassedStream:
         """
         accepting = asyncio.create_task(self._accept(requests))
         try:
-            while (response := await self._outbox.get()) is not None:
-                await write(context, response, self._settings.write_timeout_s)
+            async with writing(context, self._settings.write_timeout_s) as write:
+                while (response := await self._outbox.get()) is not None:
+                    await write(response)
         finally:
             accepting.cancel()
             self._fail_stream(DraftgateError(ErrorCode.CANCELLED, "the stream was left"))

@@ -43,7 +43,7 @@ def parse_chunk(response: pb.ModelInferResponse) -> Chunk:
         logprobs=_logprobs(outputs, len(ids)),
         alternatives=_alternatives(outputs, len(ids)),
         prompt=_prompt_report(outputs),
-        size_bytes=response.ByteSize(),
+        size_bytes=outputs.size_bytes,
     )
 
 
@@ -56,17 +56,30 @@ class _Outputs:
     """Typed reads of a response's tensors, checked against the contract."""
 
     def __init__(self, response: pb.ModelInferResponse, specs: Mapping[str, TensorSpec]) -> None:
-        if len(response.outputs) != len(response.raw_output_contents):
+        outputs = response.outputs
+        contents = response.raw_output_contents
+        if len(outputs) != len(contents):
             raise broken("outputs without raw contents")
+        self.size_bytes = 0
+        """Of all contents."""
         self._contents: dict[str, bytes] = {}
-        for output, content in zip(response.outputs, response.raw_output_contents, strict=True):
-            spec = specs.get(output.name)
+        for index, content in enumerate(contents):
+            if not content:
+                continue  # As most are: as good as missing, and not worth a look at its name.
+            output = outputs[index]
+            name = output.name
+            spec = specs.get(name)
             if spec is None:
                 continue  # A newer engine may say more than we understand.
-            if output.datatype != spec.dtype.value:
-                raise broken(f"{output.name} has data type {output.datatype}")
-            self._contents[output.name] = content
+            if output.datatype != spec.dtype:
+                raise broken(f"{name} has data type {output.datatype}")
+            self._contents[name] = content
+            self.size_bytes += len(content)
         self._specs = specs
+
+    def any_of(self, *names: str) -> bool:
+        """Whether any of these tensors has something in it."""
+        return not self._contents.keys().isdisjoint(names)
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """Values of an FP32 tensor."""
@@ -80,11 +93,11 @@ class _Outputs:
     def integer(self, name: str, default: int | None = None) -> int:
         """The value of a tensor of one element; `default` if it is missing or empty."""
         values = self.integers(name)
+        if len(values) == 1:
+            return values[0]
         if not values and default is not None:
             return default
-        if len(values) != 1:
-            raise broken(f"{name} has {len(values)} elements")
-        return values[0]
+        raise broken(f"{name} has {len(values)} elements")
 
     def text(self, name: str) -> str:
         """The value of a BYTES tensor of one element; empty if it is missing or empty."""
@@ -99,7 +112,9 @@ class _Outputs:
             raise broken(f"{name} is not UTF-8") from error
 
     def _values(self, name: str) -> tuple[int, ...]:
-        content = self._contents.get(name, b"")
+        content = self._contents.get(name)
+        if content is None:
+            return ()
         dtype = self._specs[name].dtype
         count, rest = divmod(len(content), _ITEM_BYTES[dtype])
         if rest:
@@ -108,6 +123,8 @@ class _Outputs:
 
 
 def _steps(outputs: _Outputs) -> tuple[VerifyStep, ...]:
+    if not outputs.any_of("draft_lens", "accepted_lens", "draft_source", "draft_ids"):
+        return ()
     drafted = outputs.integers("draft_lens")
     accepted = outputs.integers("accepted_lens")
     sources = outputs.integers("draft_source")
@@ -142,6 +159,8 @@ def _logprobs(outputs: _Outputs, tokens: int) -> tuple[float, ...]:
 
 
 def _alternatives(outputs: _Outputs, tokens: int) -> tuple[tuple[TokenAlternative, ...], ...]:
+    if not outputs.any_of("top_ids", "top_logprobs"):
+        return ()
     ids = outputs.integers("top_ids")
     logprobs = outputs.numbers("top_logprobs")
     if len(ids) != len(logprobs):
