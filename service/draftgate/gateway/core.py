@@ -339,6 +339,8 @@ def _draft_texts(chunk: Chunk, texts: TokenTexts) -> tuple[tuple[str, ...], ...]
 
 def _drafted_flags(tokens: int, steps: Sequence[VerifyStep]) -> list[bool]:
     """For each token whether it was drafted: a step emits what was accepted, then the target's."""
+    if not steps:
+        return [False] * tokens
     flags: list[bool] = []
     for step in steps:
         flags += [True] * step.accepted + [False]

@@ -55,6 +55,10 @@ _CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),
+    # Less work for each message. A lost generation is resumed by us, not tried again by gRPC, and
+    # of the optional parts of its stack none is of use here: there is no limit on messages.
+    ("grpc.enable_retries", 0),
+    ("grpc.minimal_stack", 1),
 )
 
 
