@@ -37,15 +37,6 @@ __all__ = ["MODEL", "RELAY_METHOD", "prompt", "text_of", "triton_request"]
 MODEL = "scripted"
 RELAY_METHOD = "/bare.Relay/Generate"
 
-_MODELS = {
-    contract.ENSEMBLE_MODEL: (contract.ENSEMBLE_INPUTS, contract.ENSEMBLE_OUTPUTS),
-    contract.PREPROCESSING_MODEL: (contract.PREPROCESSING_INPUTS, contract.PREPROCESSING_OUTPUTS),
-    contract.ENGINE_MODEL: (contract.ENGINE_INPUTS, contract.ENGINE_OUTPUTS),
-    contract.POSTPROCESSING_MODEL: (
-        contract.POSTPROCESSING_INPUTS,
-        contract.POSTPROCESSING_OUTPUTS,
-    ),
-}
 _DESCRIPTION = {
     "name": MODEL,
     "architecture": "scripted",
@@ -105,9 +96,9 @@ class _Backend(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelConfig(  # noqa: N802
         self, request: pb.ModelConfigRequest, context: Any
     ) -> pb.ModelConfigResponse:
-        if request.name not in _MODELS:
+        if request.name not in contract.MODELS:
             await context.abort(grpc.StatusCode.NOT_FOUND, request.name)
-        inputs, outputs = _MODELS[request.name]
+        inputs, outputs = contract.MODELS[request.name]
         answer = pb.ModelConfigResponse()
         answer.config.name = request.name
         answer.config.input.extend(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -21,11 +22,10 @@ ALWAYS = CoalescingConfig(busy_chunks_per_s=0, max_delay_ms=20)
 FOR_EVER = CoalescingConfig(busy_chunks_per_s=0, max_delay_ms=1e7)
 
 
-@pytest.fixture
-async def busy(triton: FakeTriton) -> AsyncIterator[Client]:
-    """A client of a gateway whose chunks always wait for each other, a moment."""
+@asynccontextmanager
+async def client_of(triton: FakeTriton, coalescing: CoalescingConfig) -> AsyncIterator[Client]:
     async with (
-        running_gateway(triton.target, coalescing=ALWAYS) as gateway,
+        running_gateway(triton.target, coalescing=coalescing) as gateway,
         connected(gateway) as client,
     ):
         await client.wait_serving()
@@ -33,13 +33,16 @@ async def busy(triton: FakeTriton) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
+async def busy(triton: FakeTriton) -> AsyncIterator[Client]:
+    """A client of a gateway whose chunks always wait for each other, a moment."""
+    async with client_of(triton, ALWAYS) as client:
+        yield client
+
+
+@pytest.fixture
 async def endlessly_busy(triton: FakeTriton) -> AsyncIterator[Client]:
     """The same, and they wait for ever."""
-    async with (
-        running_gateway(triton.target, coalescing=FOR_EVER) as gateway,
-        connected(gateway) as client,
-    ):
-        await client.wait_serving()
+    async with client_of(triton, FOR_EVER) as client:
         yield client
 
 
