@@ -131,7 +131,6 @@ def measure(plan: Plan) -> Report:
 async def _case(plan: Plan, name: str, servers: Mapping[str, Server]) -> Measured:
     case = CASES[name]
     server = servers["coalescing" if case.coalescing else case.kind]
-    backend = servers["direct"]
     return await measured(
         case.kind,
         server,
@@ -139,7 +138,7 @@ async def _case(plan: Plan, name: str, servers: Mapping[str, Server]) -> Measure
         streams=plan.streams,
         spread_s=plan.interval_ms / 1000 * (plan.streams + 1),
         seconds=plan.seconds,
-        others=() if server is backend else (backend,),
+        backend=servers["direct"],
     )
 
 

@@ -19,7 +19,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 import overhead_servers
 from draftgate._pb.draftgate.v1 import generation_pb2, generation_pb2_grpc
-from draftgate._pb.inference import grpc_service_pb2_grpc
+from draftgate._pb.inference import grpc_service_pb2, grpc_service_pb2_grpc
 from overhead_servers import RELAY_METHOD, text_of, triton_request
 
 __all__ = ["KINDS", "Measured", "Server", "held_open", "measured", "served"]
@@ -159,16 +159,16 @@ async def measured(
     streams: int,
     spread_s: float,
     seconds: float,
-    others: tuple[Server, ...],
+    backend: Server,
 ) -> Measured:
-    """Run so many streams, begun over `spread_s`, for so long.
+    """Run so many streams, begun over `spread_s`, for so long. Returns when the backend is idle.
 
-    `others` are the processes that work too. Raises grpc.aio.AioRpcError if a stream fails.
+    Raises grpc.aio.AioRpcError if a stream fails.
     """
     found = _Streams()
-    async with _open(kind, server, prompt, streams, found, spread_s):
+    async with _idle_behind(backend), _open(kind, server, prompt, streams, found, spread_s):
         await asyncio.sleep(_SETTLE_S)
-        everybody = (server, *others)
+        everybody = {server, backend}
         found.clear()
         began_s, cpu_s = time.monotonic(), server.cpu_s
         all_s = sum(each.cpu_s for each in everybody) + time.process_time()
@@ -230,6 +230,20 @@ async def _open(
         await asyncio.sleep(_SETTLE_S)  # For the other side to have ended them too.
         for channel in channels:
             await channel.close()
+
+
+@asynccontextmanager
+async def _idle_behind(backend: Server) -> AsyncIterator[None]:
+    """Wait at the end until nothing runs on the backend: it would count for the next load."""
+    yield
+    async with (
+        asyncio.timeout(_SERVING_TIMEOUT_S),
+        grpc.aio.insecure_channel(backend.address) as channel,
+    ):
+        stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        request = grpc_service_pb2.ServerLiveRequest()
+        while not (await stub.ServerLive(request)).live:  # noqa: ASYNC110  # another process
+            await asyncio.sleep(0.1)
 
 
 def _check(tasks: list[asyncio.Task[None]]) -> None:

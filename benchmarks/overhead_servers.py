@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import struct
 import sys
 import time
@@ -86,6 +87,10 @@ class _Backend(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self) -> None:
         self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def ServerLive(self, request: Any, context: Any) -> pb.ServerLiveResponse:  # noqa: N802
+        """Here: whether nothing runs. The gateway does not ask."""
+        return pb.ServerLiveResponse(live=not self._running)
 
     async def ServerReady(self, request: Any, context: Any) -> pb.ServerReadyResponse:  # noqa: N802
         return pb.ServerReadyResponse(ready=True)
@@ -192,12 +197,15 @@ async def _relay(triton: str) -> AsyncIterator[int]:
     async with grpc.aio.insecure_channel(triton) as channel:
         stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
-        async def generate(request: StringValue, context: Any) -> AsyncIterator[StringValue]:
+        async def generate(request: StringValue, context: Any) -> None:
             call = stub.ModelStreamInfer()
-            await call.write(triton_request(request.value, f"relayed-{id(call)}"))
-            await call.done_writing()
-            async for response in call:
-                yield StringValue(value=text_of(response))
+            try:
+                await call.write(triton_request(request.value, f"relayed-{id(call)}"))
+                await call.done_writing()
+                async for response in call:
+                    await context.write(StringValue(value=text_of(response)))
+            finally:
+                call.cancel()
 
         server = _server()
         service, method = RELAY_METHOD.strip("/").split("/")
@@ -288,5 +296,7 @@ async def _run(kind: str, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
+    # Where a thousand streams are left at once, some end late, and that is said of each.
+    logging.disable(logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(*sys.argv[1:]))
