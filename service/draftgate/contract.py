@@ -7,6 +7,7 @@ responses, and a test to hold the `config.pbtxt` files to it. Shapes have no bat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
@@ -20,6 +21,7 @@ __all__ = [
     "ENSEMBLE_INPUTS",
     "ENSEMBLE_MODEL",
     "ENSEMBLE_OUTPUTS",
+    "MODELS",
     "POSTPROCESSING_INPUTS",
     "POSTPROCESSING_MODEL",
     "POSTPROCESSING_OUTPUTS",
@@ -204,3 +206,11 @@ POSTPROCESSING_INPUTS = (
     TensorSpec("finish_reason", DataType.STRING),
 )
 POSTPROCESSING_OUTPUTS = (TensorSpec("text_output", DataType.STRING),)
+
+MODELS: Mapping[str, tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]] = {
+    ENSEMBLE_MODEL: (ENSEMBLE_INPUTS, ENSEMBLE_OUTPUTS),
+    PREPROCESSING_MODEL: (PREPROCESSING_INPUTS, PREPROCESSING_OUTPUTS),
+    ENGINE_MODEL: (ENGINE_INPUTS, ENGINE_OUTPUTS),
+    POSTPROCESSING_MODEL: (POSTPROCESSING_INPUTS, POSTPROCESSING_OUTPUTS),
+}
+"""Inputs and outputs of each model."""

@@ -16,6 +16,7 @@ from draftgate.gateway.auth import JwtConfig, TlsConfig
 from draftgate.gateway.auth.tenants_file import read_directory
 from draftgate.gateway.defaults import RequestDefaults
 from draftgate.gateway.tenant import Scope
+from draftgate.upstream.coalescing import CoalescingConfig
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def test_every_setting_can_stand_in_the_file(file: Path) -> None:
         max_messages: 7
         max_choices: 2
         write_timeout_s: 8
+        coalescing: {busy_chunks_per_s: 100, max_delay_ms: 30}
         admission: {max_concurrency: 1, max_waiting: 2, max_wait_s: 3}
         security:
           tls: {cert_file: a.crt, key_file: a.key, client_ca_file: c.crt}
@@ -75,6 +77,7 @@ def test_every_setting_can_stand_in_the_file(file: Path) -> None:
     assert config.max_choices == 2
     assert (config.max_prompt_bytes, config.max_messages, config.write_timeout_s) == (6, 7, 8)
     assert config.max_connection_age_s == 60
+    assert config.coalescing == CoalescingConfig(100.0, 30.0)
     assert config.admission == AdmissionConfig(1, 2, 3.0)
     assert config.security.tls == TlsConfig(Path("a.crt"), Path("a.key"), Path("c.crt"))
     assert config.security.jwt == JwtConfig(Path("jwks.json"), "i", "a", ("ES256",))

@@ -11,19 +11,10 @@ from typing import Any
 import pytest
 
 from draftgate import contract
-from draftgate.contract import DataType, TensorSpec
+from draftgate.contract import MODELS, DataType, TensorSpec
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 
-MODELS = {
-    contract.ENSEMBLE_MODEL: (contract.ENSEMBLE_INPUTS, contract.ENSEMBLE_OUTPUTS),
-    contract.PREPROCESSING_MODEL: (contract.PREPROCESSING_INPUTS, contract.PREPROCESSING_OUTPUTS),
-    contract.ENGINE_MODEL: (contract.ENGINE_INPUTS, contract.ENGINE_OUTPUTS),
-    contract.POSTPROCESSING_MODEL: (
-        contract.POSTPROCESSING_INPUTS,
-        contract.POSTPROCESSING_OUTPUTS,
-    ),
-}
 PYTHON_MODELS = sorted(MODELS.keys() - {contract.ENSEMBLE_MODEL})
 
 

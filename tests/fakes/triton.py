@@ -49,15 +49,6 @@ COUNTERS: Mapping[str, Any] = {
     "emitted_tokens": 9,
 }
 
-_MODELS = {
-    contract.ENSEMBLE_MODEL: (contract.ENSEMBLE_INPUTS, contract.ENSEMBLE_OUTPUTS),
-    contract.PREPROCESSING_MODEL: (contract.PREPROCESSING_INPUTS, contract.PREPROCESSING_OUTPUTS),
-    contract.ENGINE_MODEL: (contract.ENGINE_INPUTS, contract.ENGINE_OUTPUTS),
-    contract.POSTPROCESSING_MODEL: (
-        contract.POSTPROCESSING_INPUTS,
-        contract.POSTPROCESSING_OUTPUTS,
-    ),
-}
 # What Triton's own parameters may be given as; other keys of its own are refused.
 _PARAMETERS = {
     "sequence_id": ("int64_param", "string_param"),
@@ -181,7 +172,7 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelReady(  # noqa: N802
         self, request: pb.ModelReadyRequest, context: Any
     ) -> pb.ModelReadyResponse:
-        if request.name not in _MODELS:
+        if request.name not in contract.MODELS:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unknown: {request.name}")
         return pb.ModelReadyResponse(ready=request.name not in self.not_ready_models)
 
@@ -193,10 +184,10 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelConfig(  # noqa: N802
         self, request: pb.ModelConfigRequest, context: Any
     ) -> pb.ModelConfigResponse:
-        if request.name not in _MODELS:
+        if request.name not in contract.MODELS:
             message = f"Request for unknown model: '{request.name}' is not found"
             await context.abort(grpc.StatusCode.NOT_FOUND, message)
-        inputs, outputs = _MODELS[request.name]
+        inputs, outputs = contract.MODELS[request.name]
         config = pb.ModelConfig(name=request.name)
         for spec in inputs:
             config.input.add(
@@ -312,7 +303,7 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> None:
         stopped = self._stopped.setdefault(received.id, asyncio.Event())
         model = contract.ENGINE_MODEL if engine else contract.ENSEMBLE_MODEL
-        outputs = _MODELS[model][1]
+        outputs = contract.MODELS[model][1]
         told = {spec.name for spec in outputs}
         request = pb.ModelInferRequest(model_name=model, id=received.id)
         index = 0
@@ -388,7 +379,7 @@ def _config_type(spec: TensorSpec) -> pb.DataType.ValueType:
 def _refusal(request: pb.ModelInferRequest) -> str:
     """What Triton says to a request that it does not enqueue; empty if it does."""
     model = request.model_name
-    if model not in _MODELS:
+    if model not in contract.MODELS:
         return f"Request for unknown model: '{model}' is not found"
     if not request.id:
         return "the request has no id"
@@ -401,7 +392,7 @@ def _refusal(request: pb.ModelInferRequest) -> str:
             return f"parameter '{key}' is reserved"
         elif kind == "uint64_param":
             return f"parameter '{key}' has an unsupported type"
-    inputs, outputs = _MODELS[model]
+    inputs, outputs = contract.MODELS[model]
     return _tensor_refusal(request, {spec.name: spec for spec in inputs}) or next(
         (
             f"unexpected inference output '{output.name}' for model '{model}'"
@@ -451,7 +442,7 @@ def _received(request: pb.ModelInferRequest, context: Any) -> Received:
 
 def _decode(request: pb.ModelInferRequest) -> dict[str, Any]:
     """Tensors by name: text, or a list of numbers."""
-    specs = {spec.name: spec for spec in _MODELS[request.model_name][0]}
+    specs = {spec.name: spec for spec in contract.MODELS[request.model_name][0]}
     found: dict[str, Any] = {}
     for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
         dtype = specs[tensor.name].dtype

@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from draftgate.gateway.admission.config import AdmissionConfig
 from draftgate.gateway.auth.config import SecurityConfig
-from draftgate.gateway.config import GatewayConfig
+from draftgate.gateway.config import CoalescingConfig, GatewayConfig
 from draftgate.gateway.defaults import RequestDefaults
 
 __all__ = ["Settings", "gateway_config"]
@@ -72,6 +72,8 @@ class Settings(BaseSettings):
     """Most generations that one request may ask for with `n`."""
     write_timeout_s: Annotated[float, Field(gt=0, le=3600)] = GatewayConfig.write_timeout_s
     """How long one event may wait for the reader's transport before the call is ended."""
+    coalescing: CoalescingConfig = Field(default_factory=CoalescingConfig)
+    """When chunks of a stream are made one."""
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
     """How many generations are let in."""
     security: SecurityConfig = Field(default_factory=SecurityConfig)
@@ -111,6 +113,7 @@ def gateway_config(
         max_choices=settings.max_choices,
         write_timeout_s=settings.write_timeout_s,
         max_connection_age_s=settings.max_connection_age_s,
+        coalescing=settings.coalescing,
         admission=settings.admission,
         security=settings.security,
     )

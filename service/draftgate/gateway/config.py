@@ -9,10 +9,11 @@ from draftgate.gateway.admission.config import AdmissionConfig
 from draftgate.gateway.auth.config import SecurityConfig
 from draftgate.gateway.defaults import RequestDefaults
 from draftgate.upstream.buffer import BufferLimits
+from draftgate.upstream.coalescing import CoalescingConfig
 from draftgate.upstream.replicas import ReplicaSetConfig
 from draftgate.upstream.resume import ResumeLimits
 
-__all__ = ["GatewayConfig"]
+__all__ = ["CoalescingConfig", "GatewayConfig"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class GatewayConfig:
     """How far the reader of a stream may lag behind before its generation is ended."""
     write_timeout_s: float = 10.0
     """How long one event may wait for the reader's transport before the call is ended."""
+    coalescing: CoalescingConfig = field(default_factory=CoalescingConfig)
+    """When chunks of a stream are made one."""
     probe_interval_s: float = 1.0
     """Time between two looks at a replica's readiness."""
     probe_timeout_s: float = 5.0

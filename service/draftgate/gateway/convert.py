@@ -24,6 +24,7 @@ from draftgate.upstream.types import EngineDescription
 __all__ = [
     "DRAFT_SOURCES",
     "chat_messages",
+    "fill",
     "generation_input",
     "model_message",
     "once_response",
@@ -101,11 +102,20 @@ def chat_messages(messages: Iterable[pb.ChatMessage]) -> tuple[Message, ...]:
 
 def response(event: Event) -> pb.GenerateResponse:
     """The event as it goes to the client."""
+    message = pb.GenerateResponse()
+    fill(message, event)
+    return message
+
+
+def fill(message: pb.GenerateResponse, event: Event) -> None:
+    """Write the event into an empty message."""
+    message.index = event.index
     if isinstance(event, Tokens):
-        return pb.GenerateResponse(tokens=_chunk(event), index=event.index)
-    if isinstance(event, Started):
-        return pb.GenerateResponse(started=_started(event), index=event.index)
-    return pb.GenerateResponse(finished=_finished(event), index=event.index)
+        _fill_chunk(message.tokens, event)
+    elif isinstance(event, Started):
+        message.started.CopyFrom(_started(event))
+    else:
+        message.finished.CopyFrom(_finished(event))
 
 
 def once_response(choices: Sequence[Choice], *, return_tokens: bool) -> pb.GenerateOnceResponse:
@@ -113,13 +123,14 @@ def once_response(choices: Sequence[Choice], *, return_tokens: bool) -> pb.Gener
     answer = pb.GenerateOnceResponse()
     for choice in choices:
         finished = _finished(choice.finished)
-        answer.choices.add(
+        message = answer.choices.add(
             index=choice.finished.index,
             started=_started(choice.started),
             text=choice.text,
-            tokens=[_token(token) for token in choice.tokens] if return_tokens else (),
             finished=finished,
         )
+        for token in choice.tokens if return_tokens else ():
+            _fill_token(message.tokens.add(), token)
         answer.usage.prompt_tokens += finished.usage.prompt_tokens
         answer.usage.output_tokens += finished.usage.output_tokens
         answer.usage.cached_tokens += finished.usage.cached_tokens
@@ -205,14 +216,15 @@ def _started(event: Started) -> pb.GenerationStarted:
     )
 
 
-def _chunk(event: Tokens) -> pb.TokenChunk:
-    chunk = pb.TokenChunk(
-        text=event.text,
-        tokens=[_token(token) for token in event.tokens],
-        # Open enum: a reason that this version does not know passes through.
-        gate_reason=pb.GateReason.ValueType(event.gate_reason),
-        batch_rows=event.batch_rows,
-    )
+def _fill_chunk(chunk: pb.TokenChunk, event: Tokens) -> None:
+    """In place: a message that is put into another is written to bytes and read again."""
+    chunk.SetInParent()  # It counts, even if nothing is in it.
+    chunk.text = event.text
+    for token in event.tokens:
+        _fill_token(chunk.tokens.add(), token)
+    # Open enum: a reason that this version does not know passes through.
+    chunk.gate_reason = pb.GateReason.ValueType(event.gate_reason)
+    chunk.batch_rows = event.batch_rows
     for index, step in enumerate(event.verify_steps):
         message = chunk.verify_steps.add(
             drafted=step.drafted,
@@ -222,19 +234,17 @@ def _chunk(event: Tokens) -> pb.TokenChunk:
         texts = event.draft_texts[index] if event.draft_texts else [None] * len(step.drafts)
         for draft, text in zip(step.drafts, texts, strict=True):
             message.drafts.add(id=draft, text=text)
-    return chunk
 
 
-def _token(token: Token) -> pb.Token:
-    return pb.Token(
-        id=token.id,
-        text=token.text,
-        source=pb.TOKEN_SOURCE_DRAFT if token.drafted else pb.TOKEN_SOURCE_TARGET,
-        logprob=token.logprob,
-        alternatives=[
-            pb.TokenAlternative(id=each.id, logprob=each.logprob) for each in token.alternatives
-        ],
-    )
+def _fill_token(message: pb.Token, token: Token) -> None:
+    message.id = token.id
+    message.source = pb.TOKEN_SOURCE_DRAFT if token.drafted else pb.TOKEN_SOURCE_TARGET
+    if token.text is not None:
+        message.text = token.text
+    if token.logprob is not None:
+        message.logprob = token.logprob
+    for each in token.alternatives:
+        message.alternatives.add(id=each.id, logprob=each.logprob)
 
 
 def _finished(event: Finished) -> pb.GenerationFinished:

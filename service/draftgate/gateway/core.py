@@ -290,30 +290,37 @@ def _only_text(text: str, choice: int) -> Tokens:
 
 
 def _tokens(chunk: Chunk, text: str, texts: TokenTexts | None, choice: int) -> Tokens:
-    steps = tuple(step for step in chunk.steps if step.drafted)
-    draft_texts = _draft_texts(chunk, texts) if texts else ()
-    token_texts: Sequence[str | None] = [None] * len(chunk.token_ids)
-    if texts:
-        token_texts = texts.tokens(chunk.token_ids, last=bool(chunk.finish_reason))
+    draft_texts = _draft_texts(chunk, texts) if texts else ()  # While they have not moved on.
     drafted = _drafted_flags(len(chunk.token_ids), chunk.steps)
-    tokens = [
-        Token(
-            id=token,
-            drafted=drafted[index],
-            text=token_texts[index],
-            logprob=chunk.logprobs[index] if chunk.logprobs else None,
-            alternatives=chunk.alternatives[index] if chunk.alternatives else (),
-        )
-        for index, token in enumerate(chunk.token_ids)
-    ]
+    if texts or chunk.logprobs or chunk.alternatives:
+        tokens = _told_tokens(chunk, drafted, texts)
+    else:
+        tokens = tuple(map(Token, chunk.token_ids, drafted))
     return Tokens(
         text=text,
-        tokens=tuple(tokens),
-        verify_steps=steps,
+        tokens=tokens,
+        verify_steps=tuple([step for step in chunk.steps if step.drafted]),
         draft_texts=draft_texts,
         gate_reason=chunk.gate_reason,
         batch_rows=chunk.batch_rows,
         index=choice,
+    )
+
+
+def _told_tokens(
+    chunk: Chunk, drafted: Sequence[bool], texts: TokenTexts | None
+) -> tuple[Token, ...]:
+    """The tokens with what else was asked for."""
+    none: Sequence[None] = [None] * len(chunk.token_ids)
+    return tuple(
+        map(
+            Token,
+            chunk.token_ids,
+            drafted,
+            texts.tokens(chunk.token_ids, last=bool(chunk.finish_reason)) if texts else none,
+            chunk.logprobs or none,
+            chunk.alternatives or [()] * len(chunk.token_ids),
+        )
     )
 
 
@@ -329,6 +336,8 @@ def _draft_texts(chunk: Chunk, texts: TokenTexts) -> tuple[tuple[str, ...], ...]
 
 def _drafted_flags(tokens: int, steps: Sequence[VerifyStep]) -> list[bool]:
     """For each token whether it was drafted: a step emits what was accepted, then the target's."""
+    if not steps:
+        return [False] * tokens
     flags: list[bool] = []
     for step in steps:
         flags += [True] * step.accepted + [False]

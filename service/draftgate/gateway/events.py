@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from draftgate.telemetry.report import GenerationReport
 from draftgate.upstream.types import PromptReport, TokenAlternative, VerifyStep
@@ -23,8 +24,7 @@ class Started:
     """Which of the choices this is about; so in every event."""
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """One emitted token."""
 
     id: int
@@ -36,7 +36,7 @@ class Token:
     alternatives: tuple[TokenAlternative, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # Not frozen: that would make the commonest event dearer.
 class Tokens:
     """New tokens."""
 

@@ -6,7 +6,7 @@ from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate._pb.draftgate.v1 import generation_pb2_grpc
 from draftgate.errors import DraftgateError, invalid_argument
 from draftgate.gateway import convert, validate
-from draftgate.gateway.calls import Context, deadline_ms, write
+from draftgate.gateway.calls import Context, deadline_ms, writing
 from draftgate.gateway.choices import run_choices
 from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.core import GenerationCore
@@ -28,9 +28,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(  # type: ignore[override]  # noqa: N802  # writes instead of yielding
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
-        async with run_choices(self._core, self._checked(request, context)) as events:
+        async with (
+            run_choices(self._core, self._checked(request, context)) as events,
+            writing(context, self._config.write_timeout_s) as write,
+        ):
             async for event in events:
-                await write(context, convert.response(event), self._config.write_timeout_s)
+                await write(convert.response(event))
 
     async def GenerateOnce(  # noqa: N802  # the name is the protocol's
         self, request: pb.GenerateOnceRequest, context: Context

@@ -11,7 +11,7 @@ from functools import partial
 from draftgate._pb.inference import grpc_service_pb2 as pb
 from draftgate.errors import DraftgateError, ErrorCode, shutting_down
 from draftgate.gateway.admission import Place
-from draftgate.gateway.calls import Context, deadline_ms, write
+from draftgate.gateway.calls import Context, deadline_ms, writing
 from draftgate.gateway.outbox import Outbox
 from draftgate.gateway.passing import Passing
 from draftgate.telemetry.spans import PassedSpan
@@ -84,8 +84,9 @@ class PassedStream:
         """
         accepting = asyncio.create_task(self._accept(requests, context))
         try:
-            while (response := await self._outbox.get()) is not None:
-                await write(context, response, self._settings.write_timeout_s)
+            async with writing(context, self._settings.write_timeout_s) as write:
+                while (response := await self._outbox.get()) is not None:
+                    await write(response)
         finally:
             accepting.cancel()
             self._fail_stream(DraftgateError(ErrorCode.CANCELLED, "the stream was left"))

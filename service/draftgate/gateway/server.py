@@ -49,6 +49,7 @@ from draftgate.telemetry.tracing import Tracing, configured_endpoint
 from draftgate.text import Tokenizer
 from draftgate.upstream.addresses import parse_addresses
 from draftgate.upstream.client import TritonClient, TritonClientConfig
+from draftgate.upstream.coalescing import Coalescing
 from draftgate.upstream.replica import Probe
 from draftgate.upstream.replicas import ReplicaSet
 
@@ -140,12 +141,14 @@ class Gateway:
             endpoint=configured_endpoint(config.otlp_endpoint),
             sample_ratio=config.trace_sample_ratio,
         )
+        coalescing = Coalescing(config.coalescing) if config.coalescing.max_delay_ms else None
         self._replicas = ReplicaSet(
             addresses,
             config.replicas,
             lambda target: TritonClient(
                 TritonClientConfig(target, entry_model=config.entry, limits=config.stream_limits),
                 tokenizer,
+                coalescing,
             ),
             probe=Probe(config.probe_interval_s, config.probe_timeout_s),
         )

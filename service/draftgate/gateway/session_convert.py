@@ -32,7 +32,9 @@ async def commands(
 def response(answer: Answer | Refused) -> pb.SessionResponse:
     """The answer as it goes to the client."""
     if isinstance(answer, Happened):
-        return pb.SessionResponse(id=answer.id, event=convert.response(answer.event))
+        message = pb.SessionResponse(id=answer.id)
+        convert.fill(message.event, answer.event)
+        return message
     if isinstance(answer, Ended):
         ended = pb.SessionStatus() if answer.error is None else _status(answer.error)
         return pb.SessionResponse(id=answer.id, ended=ended)

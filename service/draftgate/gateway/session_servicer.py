@@ -8,7 +8,7 @@ from draftgate._pb.draftgate.v1 import session_pb2 as pb
 from draftgate._pb.draftgate.v1 import session_pb2_grpc
 from draftgate.errors import DraftgateError, shutting_down
 from draftgate.gateway import session_convert, validate
-from draftgate.gateway.calls import Context, deadline_ms, write
+from draftgate.gateway.calls import Context, deadline_ms, writing
 from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.core import GenerationCore
 from draftgate.gateway.readiness import Readiness
@@ -53,12 +53,14 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 deadline_ms=min(limits, default=None),
             )
 
-        async def send(answer: Answer | Refused) -> None:
-            await write(context, session_convert.response(answer), self._config.write_timeout_s)
+        async with writing(context, self._config.write_timeout_s) as write:
 
-        session = Session(self._config, self._core, check, send)
-        self._sessions.add(session)
-        try:
-            await session.run(session_convert.commands(request_iterator))
-        finally:
-            self._sessions.discard(session)
+            async def send(answer: Answer | Refused) -> None:
+                await write(session_convert.response(answer))
+
+            session = Session(self._config, self._core, check, send)
+            self._sessions.add(session)
+            try:
+                await session.run(session_convert.commands(request_iterator))
+            finally:
+                self._sessions.discard(session)

@@ -120,6 +120,7 @@ def check_generation(
         sampling=sampling,
         resume_len=_checked_resume_len(given, max_tokens),
         deadline_ms=deadline_ms,
+        at_once=bool(given.stop),
     )
     _check_prompt_tokens(request, config)
     return GenerationCall(

@@ -12,10 +12,16 @@ from collections import deque
 from dataclasses import dataclass
 
 from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.upstream.coalescing import Coalescing, follows, merged
 from draftgate.upstream.responses import broken
 from draftgate.upstream.types import Chunk
 
 __all__ = ["BufferLimits", "ChunkBuffer"]
+
+_LAGS = 16
+"""So many chunks wait only for a consumer that lags."""
+_MERGED_BYTES = 2**16
+"""Most that becomes one chunk: clients limit the size of a message."""
 
 
 @dataclass(frozen=True)
@@ -25,17 +31,25 @@ class BufferLimits:
     max_chunks: int = 1024
     """Chunks that wait; about as many engine steps."""
     max_bytes: int = 4 * 2**20
-    """Bytes of the chunks that wait, as they came over the wire."""
+    """Bytes of the tensors of the chunks that wait, as they came over the wire."""
 
 
 class ChunkBuffer:
     """Puts chunks in order and holds them for one consumer, within limits.
 
-    The ensemble may deliver chunks out of order; they are released by index.
+    The ensemble may deliver chunks out of order; they are released by index. While the gateway is
+    busy, or the consumer lags, what waits is handed over as one chunk.
     """
 
-    def __init__(self, limits: BufferLimits) -> None:
+    def __init__(
+        self, limits: BufferLimits, coalescing: Coalescing | None = None, *, wait: bool = True
+    ) -> None:
+        """coalescing: None hands over every chunk alone. wait: whether chunks may wait for each
+        other, but for the first, which does not."""
         self._limits = limits
+        self._coalescing = coalescing
+        self._wait = wait
+        self._loop = asyncio.get_running_loop()
         self._ready: deque[Chunk] = deque()
         self._early: dict[int, Chunk] = {}
         self._next_index = 0
@@ -43,7 +57,10 @@ class ChunkBuffer:
         self._ended = False
         self._finished = False
         self._error: DraftgateError | None = None
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+        self._until_beat = False
+        """Whether the consumer waits for the beat, not for a chunk."""
+        self._begun = False
 
     @property
     def ended(self) -> bool:
@@ -79,7 +96,10 @@ class ChunkBuffer:
             self._ended = self._finished = bool(due.finish_reason)
         if self._ended and self._early:
             raise broken("chunks came behind the last one")
-        self._wake.set()
+        if self._coalescing is not None:
+            self._coalescing.count()
+        if self._ended or not self._until_beat:
+            self._wake()
 
     def fail(self, error: DraftgateError, *, at_once: bool = False) -> None:
         """End with an error: behind the chunks that wait, or `at_once` in their place.
@@ -93,18 +113,65 @@ class ChunkBuffer:
         self._early.clear()
         if at_once:
             self._ready.clear()
-        self._wake.set()
+        self._wake()
 
     async def get(self) -> Chunk | None:
         """The next chunk, or None after the last. Raises the error given to `fail`."""
+        waited = False
         while True:
+            if self._ready and (waited or not self._may_wait()):
+                return self._take()
             if self._ready:
-                chunk = self._ready.popleft()
-                self._bytes -= chunk.size_bytes
-                return chunk
-            if self._error is not None:
+                waited = True
+                await self._beat()
+            elif self._error is not None:
                 raise self._error
-            if self._ended:
+            elif self._ended:
                 return None
-            self._wake.clear()
-            await self._wake.wait()
+            else:
+                await self._woken()
+
+    def _may_wait(self) -> bool:
+        """Whether what is there may wait for more."""
+        return (
+            self._wait
+            and self._begun
+            and not self._ended
+            and self._coalescing is not None
+            and self._coalescing.busy
+        )
+
+    def _take(self) -> Chunk:
+        self._begun = True
+        chunk = self._ready.popleft()
+        self._bytes -= chunk.size_bytes
+        if not self._ready or self._coalescing is None:
+            return chunk
+        if not self._coalescing.busy and len(self._ready) < _LAGS:
+            return chunk
+        parts = [chunk]
+        room_bytes = _MERGED_BYTES - chunk.size_bytes
+        while self._ready and follows(parts[-1], self._ready[0]):
+            room_bytes -= self._ready[0].size_bytes
+            if room_bytes < 0:
+                break
+            parts.append(self._ready.popleft())
+            self._bytes -= parts[-1].size_bytes
+        return merged(parts)
+
+    async def _beat(self) -> None:
+        assert self._coalescing is not None
+        self._coalescing.at_beat(self._wake)
+        self._until_beat = True
+        try:
+            await self._woken()
+        finally:
+            self._until_beat = False
+
+    async def _woken(self) -> None:
+        self._waiter = self._loop.create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -19,6 +19,7 @@ from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.text import Tokenizer
 from draftgate.upstream import failures, requests, responses
 from draftgate.upstream.buffer import BufferLimits, ChunkBuffer
+from draftgate.upstream.coalescing import Coalescing
 from draftgate.upstream.profiles import DraftgateProfile, ModelView, Profile, detect
 from draftgate.upstream.types import Chunk, EngineCounters, EngineDescription, GenerationRequest
 
@@ -54,6 +55,10 @@ _CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),
+    # Less work for each message. A lost generation is resumed by us, not tried again by gRPC, and
+    # of the optional parts of its stack none is of use here: there is no limit on messages.
+    ("grpc.enable_retries", 0),
+    ("grpc.minimal_stack", 1),
 )
 
 
@@ -78,9 +83,16 @@ class TritonClientConfig:
 class TritonClient:
     """Needs a running event loop; `close` it from the same one."""
 
-    def __init__(self, config: TritonClientConfig, tokenizer: Tokenizer | None = None) -> None:
-        """tokenizer: for models that take no text, or no messages, so that callers may give it."""
+    def __init__(
+        self,
+        config: TritonClientConfig,
+        tokenizer: Tokenizer | None = None,
+        coalescing: Coalescing | None = None,
+    ) -> None:
+        """tokenizer: for models that take no text, or no messages, so that callers may give it.
+        coalescing: for all clients of a gateway; None hands every chunk on alone."""
         self.config = config
+        self.coalescing = coalescing
         self._tokenizer = tokenizer
         self.profile: Profile = DraftgateProfile()
         """How its models are spoken to; our own way until `find_profile` has looked."""
@@ -268,7 +280,9 @@ class Generation:
         self._profile = profile
         self._request = request
         self._reader = profile.reader(request)
-        self._buffer = ChunkBuffer(client.config.limits)
+        self._buffer = ChunkBuffer(
+            client.config.limits, client.coalescing, wait=not request.at_once
+        )
         self._leave = asyncio.timeout(None)
         self._reading: asyncio.Task[None] | None = None
         self._began = False
@@ -354,10 +368,12 @@ class Generation:
         if response.error_message:
             self._fail_upstream(failures.from_text(response.error_message))
         else:
-            self._began = self._began or responses.has_outputs(response.infer_response)
-            self._client.chunks_received += responses.has_outputs(response.infer_response)
+            content = response.infer_response
+            if responses.has_outputs(content):
+                self._began = True
+                self._client.chunks_received += 1
             try:
-                self._put(self._reader.read(response.infer_response))
+                self._put(self._reader.read(content))
             except DraftgateError as error:
                 self._fail(error)
         if self._buffer.finished or self._refused:

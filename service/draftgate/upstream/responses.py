@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from draftgate import contract
 from draftgate._pb.inference import grpc_service_pb2 as pb
@@ -13,10 +14,25 @@ from draftgate.upstream.types import Chunk, PromptReport, TokenAlternative, Veri
 
 __all__ = ["control_result", "has_outputs", "parse_chunk"]
 
-_ENSEMBLE = {spec.name: spec for spec in contract.ENSEMBLE_OUTPUTS}
-_ENGINE = {spec.name: spec for spec in contract.ENGINE_OUTPUTS}
 _STRUCT_CODES = {DataType.INT32: "i", DataType.INT64: "q", DataType.FP32: "f"}
 _ITEM_BYTES = {DataType.INT32: 4, DataType.INT64: 8, DataType.FP32: 4}
+
+
+class _Tensor(NamedTuple):
+    """How a tensor is read."""
+
+    datatype: str
+    code: str
+    item_bytes: int
+
+    @classmethod
+    def of(cls, spec: TensorSpec) -> _Tensor:
+        dtype = spec.dtype
+        return cls(dtype.value, _STRUCT_CODES.get(dtype, ""), _ITEM_BYTES.get(dtype, 0))
+
+
+_ENSEMBLE = {spec.name: _Tensor.of(spec) for spec in contract.ENSEMBLE_OUTPUTS}
+_ENGINE = {spec.name: _Tensor.of(spec) for spec in contract.ENGINE_OUTPUTS}
 
 
 def has_outputs(response: pb.ModelInferResponse) -> bool:
@@ -43,7 +59,7 @@ def parse_chunk(response: pb.ModelInferResponse) -> Chunk:
         logprobs=_logprobs(outputs, len(ids)),
         alternatives=_alternatives(outputs, len(ids)),
         prompt=_prompt_report(outputs),
-        size_bytes=response.ByteSize(),
+        size_bytes=outputs.size_bytes,
     )
 
 
@@ -55,18 +71,31 @@ def control_result(response: pb.ModelInferResponse) -> str:
 class _Outputs:
     """Typed reads of a response's tensors, checked against the contract."""
 
-    def __init__(self, response: pb.ModelInferResponse, specs: Mapping[str, TensorSpec]) -> None:
-        if len(response.outputs) != len(response.raw_output_contents):
+    def __init__(self, response: pb.ModelInferResponse, tensors: Mapping[str, _Tensor]) -> None:
+        outputs = response.outputs
+        contents = response.raw_output_contents
+        if len(outputs) != len(contents):
             raise broken("outputs without raw contents")
-        self._contents: dict[str, bytes] = {}
-        for output, content in zip(response.outputs, response.raw_output_contents, strict=True):
-            spec = specs.get(output.name)
-            if spec is None:
+        found: dict[str, bytes] = {}
+        for index, content in enumerate(contents):
+            if not content:
+                continue  # As most are: as good as missing, and not worth a look at its name.
+            output = outputs[index]
+            name = output.name
+            tensor = tensors.get(name)
+            if tensor is None:
                 continue  # A newer engine may say more than we understand.
-            if output.datatype != spec.dtype.value:
-                raise broken(f"{output.name} has data type {output.datatype}")
-            self._contents[output.name] = content
-        self._specs = specs
+            if output.datatype != tensor.datatype:
+                raise broken(f"{name} has data type {output.datatype}")
+            found[name] = content
+        self._contents = found
+        self._tensors = tensors
+        self.size_bytes = sum(map(len, found.values()))
+        """Of all contents."""
+
+    def any_of(self, *names: str) -> bool:
+        """Whether any of these tensors has something in it."""
+        return not self._contents.keys().isdisjoint(names)
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """Values of an FP32 tensor."""
@@ -79,12 +108,13 @@ class _Outputs:
 
     def integer(self, name: str, default: int | None = None) -> int:
         """The value of a tensor of one element; `default` if it is missing or empty."""
+        content = self._contents.get(name)
+        if content is not None and len(content) == self._tensors[name].item_bytes:
+            return int.from_bytes(content, "little", signed=True)
         values = self.integers(name)
         if not values and default is not None:
             return default
-        if len(values) != 1:
-            raise broken(f"{name} has {len(values)} elements")
-        return values[0]
+        raise broken(f"{name} has {len(values)} elements")
 
     def text(self, name: str) -> str:
         """The value of a BYTES tensor of one element; empty if it is missing or empty."""
@@ -99,15 +129,19 @@ class _Outputs:
             raise broken(f"{name} is not UTF-8") from error
 
     def _values(self, name: str) -> tuple[int, ...]:
-        content = self._contents.get(name, b"")
-        dtype = self._specs[name].dtype
-        count, rest = divmod(len(content), _ITEM_BYTES[dtype])
+        content = self._contents.get(name)
+        if content is None:
+            return ()
+        _, code, item_bytes = self._tensors[name]
+        count, rest = divmod(len(content), item_bytes)
         if rest:
             raise broken(f"{name} has {len(content)} bytes")
-        return struct.unpack(f"<{count}{_STRUCT_CODES[dtype]}", content)
+        return struct.unpack(f"<{count}{code}", content)
 
 
 def _steps(outputs: _Outputs) -> tuple[VerifyStep, ...]:
+    if not outputs.any_of("draft_lens", "accepted_lens", "draft_source", "draft_ids"):
+        return ()
     drafted = outputs.integers("draft_lens")
     accepted = outputs.integers("accepted_lens")
     sources = outputs.integers("draft_source")
@@ -142,6 +176,8 @@ def _logprobs(outputs: _Outputs, tokens: int) -> tuple[float, ...]:
 
 
 def _alternatives(outputs: _Outputs, tokens: int) -> tuple[tuple[TokenAlternative, ...], ...]:
+    if not outputs.any_of("top_ids", "top_logprobs"):
+        return ()
     ids = outputs.integers("top_ids")
     logprobs = outputs.numbers("top_logprobs")
     if len(ids) != len(logprobs):

@@ -166,11 +166,10 @@ class ResumingGeneration:
         self._emitted += chunk.token_ids
         if chunk.text and not chunk.token_ids:
             self._text_without_ids = True
-        if chunk.prompt is not None and not self._prompt_tokens:
-            self._prompt_tokens = chunk.prompt.prompt_tokens or 0
-        if chunk.index != self._taken:
-            prompt = None if self._taken else chunk.prompt
-            chunk = replace(chunk, index=self._taken, prompt=prompt)
+        if chunk.prompt is not None:
+            self._prompt_tokens = self._prompt_tokens or chunk.prompt.prompt_tokens or 0
+            if self._taken:
+                chunk = replace(chunk, prompt=None)
         self._taken += 1
         return chunk
 

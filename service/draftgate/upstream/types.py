@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from draftgate.contract import DraftSource
 from draftgate.errors import DraftgateError, ErrorCode
@@ -69,10 +69,12 @@ class GenerationRequest:
     """How many trailing ids of a TokenPrompt this generation already emitted elsewhere."""
     deadline_ms: int | None = None
     """Milliseconds left for the whole generation; None has no limit."""
+    at_once: bool = False
+    """Whether every chunk is wanted as soon as it comes, because the caller looks in it for what
+    ends the generation."""
 
 
-@dataclass(frozen=True)
-class VerifyStep:
+class VerifyStep(NamedTuple):
     """One engine step of a request: what was drafted and how much of it the target accepted."""
 
     drafted: int
@@ -82,8 +84,7 @@ class VerifyStep:
     """The drafted ids, if they were asked for."""
 
 
-@dataclass(frozen=True)
-class TokenAlternative:
+class TokenAlternative(NamedTuple):
     """A likely token at some position."""
 
     id: int
@@ -100,18 +101,19 @@ class PromptReport:
     prefill_us: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # Not frozen: that would make the one object of every message dearer.
 class Chunk:
-    """The new tokens of one engine step."""
+    """The new tokens of one engine step, or of several that were made one."""
 
     index: int
-    """0, 1, 2, ... within the generation."""
+    """0, 1, 2, ... within the generation, on one replica; of several steps the first one's."""
     text: str
     token_ids: tuple[int, ...]
     steps: tuple[VerifyStep, ...]
     """The verify steps behind the tokens; steps that drafted nothing may be among them."""
     gate_reason: int
-    """A contract.GateReason; numbers that this version does not know pass through."""
+    """A contract.GateReason; numbers that this version does not know pass through. Of several
+    steps this and the next are the last one's."""
     batch_rows: int
     finish_reason: str
     """A contract.FinishReason, empty until the last chunk; others pass through."""
@@ -125,7 +127,7 @@ class Chunk:
     """From an engine that tells neither the ids of its tokens nor its steps; None where `token_ids`
     and `steps` say it all."""
     size_bytes: int = 0
-    """What the chunk took on the wire."""
+    """What its tensors took on the wire."""
 
 
 @dataclass(frozen=True)

@@ -541,7 +541,9 @@ Global___GenerationStarted: _TypeAlias = GenerationStarted  # noqa: Y015
 
 @_typing.final
 class TokenChunk(_message.Message):
-    """New tokens only, never what was sent before."""
+    """New tokens only, never what was sent before. Those of one engine step; of several where the server
+    has much to do or the stream is read slowly.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -553,12 +555,12 @@ class TokenChunk(_message.Message):
     text: _builtins.str
     """New text; empty while a character is incomplete or all of it may yet become a stop string."""
     gate_reason: Global___GateReason.ValueType
-    """Why the draft length was what it was."""
+    """Why the draft length was what it was; of several steps, in the last one."""
     batch_rows: _builtins.int
-    """Rows in the batch of this step."""
+    """Rows in the batch of the step; of several, of the last one."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
-        """All tokens of the step, at once, though their text may be held back. When a stop string ends
+        """All tokens of a step, at once, though their text may be held back. When a stop string ends
         the generation, the last chunk still holds every token of its step: those of the stop string
         and those behind it too.
         """
