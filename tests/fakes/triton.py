@@ -21,7 +21,7 @@ from draftgate import contract
 from draftgate._pb.inference import grpc_service_pb2 as pb
 from draftgate._pb.inference import grpc_service_pb2_grpc
 from draftgate.contract import DataType, TensorSpec
-from draftgate.errors import DraftgateError, to_wire
+from draftgate.errors import DraftgateError, ErrorCode, invalid_argument, to_wire
 from tests.fakes.gate import FakeGate
 
 __all__ = ["DESCRIPTION", "FakeTriton", "Received", "Script", "Step", "words"]
@@ -130,6 +130,7 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self.server_ready = True
         self.not_ready_models: set[str] = set()
         self.generations: list[Received] = []
+        self.statistics = pb.ModelStatisticsResponse()
         self.stops: list[str] = []
         self.refuse_stops = False
         self.gate = FakeGate()
@@ -190,6 +191,16 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             config.output.add(name=spec.name, data_type=_config_type(spec), dims=spec.dims)
         return pb.ModelConfigResponse(config=config)
 
+    async def ModelMetadata(  # noqa: N802
+        self, request: pb.ModelMetadataRequest, context: Any
+    ) -> pb.ModelMetadataResponse:
+        return pb.ModelMetadataResponse(name=request.name, versions=["1"])
+
+    async def ModelStatistics(  # noqa: N802
+        self, request: pb.ModelStatisticsRequest, context: Any
+    ) -> pb.ModelStatisticsResponse:
+        return self.statistics
+
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Any) -> None:  # noqa: N802
         await context.abort(
             grpc.StatusCode.UNIMPLEMENTED,
@@ -219,7 +230,11 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             message.infer_response.id = request.id
             await context.write(message)
             return
-        tensors = _decode(request)
+        try:
+            tensors = _decode(request)
+        except DraftgateError as error:
+            await context.write(_failure(request.id, error))
+            return
         if request.model_name == contract.ENSEMBLE_MODEL:
             metadata = dict(context.invocation_metadata())
             await self._generate(Received(request.id, tensors, metadata), context)
@@ -228,7 +243,8 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         elif contract.CONTROL in tensors:
             await self._control(request, json.loads(tensors[contract.CONTROL]), context)
         else:
-            await context.abort(grpc.StatusCode.INTERNAL, "not scripted")
+            error = DraftgateError(ErrorCode.UNIMPLEMENTED, f"{request.model_name} is not scripted")
+            await context.write(_failure(request.id, error))
 
     async def _control(
         self, request: pb.ModelInferRequest, asked: dict[str, Any], context: Any
@@ -239,9 +255,7 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                 json.dumps(plain[asked["op"]]) if asked["op"] in plain else self.gate.control(asked)
             )
         except DraftgateError as error:
-            message = pb.ModelStreamInferResponse(error_message=to_wire(error))
-            message.infer_response.id = request.id
-            await context.write(message)
+            await context.write(_failure(request.id, error))
             return
         result = {contract.CONTROL_RESULT: answer}
         await _send(context, request, contract.ENGINE_OUTPUTS, result, final=True)
@@ -380,6 +394,8 @@ def _tensor_refusal(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpe
             size = math.prod(shape) * struct.calcsize("<" + _CODES[spec.dtype])
             if len(content) != size:
                 return f"unexpected total byte size {len(content)} for input '{tensor.name}'"
+        elif len(content) < 4 or len(content) != 4 + struct.unpack_from("<I", content)[0]:
+            return f"unexpected total byte size {len(content)} for input '{tensor.name}'"
     given = {tensor.name for tensor in request.inputs}
     if len(given) != len(request.inputs):
         return "an input was given twice"
@@ -390,15 +406,16 @@ def _tensor_refusal(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpe
 
 
 def _decode(request: pb.ModelInferRequest) -> dict[str, Any]:
-    """Tensors by name: text, or a list of numbers."""
+    """Tensors by name: text, or a list of numbers. Raises DraftgateError as the models do."""
     specs = {spec.name: spec for spec in _MODELS[request.model_name][0]}
     found: dict[str, Any] = {}
     for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
         dtype = specs[tensor.name].dtype
         if dtype is DataType.STRING:
-            (length,) = struct.unpack_from("<I", content)
-            assert len(content) == 4 + length
-            found[tensor.name] = content[4:].decode()
+            try:
+                found[tensor.name] = content[4:].decode()
+            except UnicodeDecodeError as error:
+                raise invalid_argument(tensor.name, "bytes", "UTF-8") from error
         else:
             count = math.prod(tensor.shape)
             found[tensor.name] = list(struct.unpack(f"<{count}{_CODES[dtype]}", content))
@@ -435,6 +452,12 @@ def _encode(spec: TensorSpec, value: Any) -> tuple[bytes, int]:
         return struct.pack("<I", len(text)) + text, 1
     elements = value if isinstance(value, list) else [value]
     return struct.pack(f"<{len(elements)}{_CODES[spec.dtype]}", *elements), len(elements)
+
+
+def _failure(wire_id: str, error: DraftgateError) -> pb.ModelStreamInferResponse:
+    message = pb.ModelStreamInferResponse(error_message=to_wire(error))
+    message.infer_response.id = wire_id
+    return message
 
 
 def _final(model: str, wire_id: str) -> pb.ModelStreamInferResponse:

@@ -22,13 +22,13 @@ from draftgate.gateway import status
 from draftgate.telemetry.spans import OK, ServerSpan
 from draftgate.telemetry.tracing import Tracing
 
-__all__ = ["CallBoundary", "decoding"]
+__all__ = ["CallBoundary", "Decoded", "decoding", "method_of"]
 
 _log = logging.getLogger(__name__)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Handler = Callable[[Any, _Context], Awaitable[Any]]
-_Request = Message | DraftgateError | AsyncIterator[Message | DraftgateError]
+Decoded = Message | DraftgateError | AsyncIterator[Message | DraftgateError]
 """Of a stream each message is decoded for itself; those that cannot be are for the servicer."""
 
 
@@ -50,7 +50,7 @@ class CallBoundary(grpc.aio.ServerInterceptor):
         method: str = handler_call_details.method
         if handler is None or not method.startswith(self._prefix):
             return handler
-        make, inner = _kind(handler)
+        make, inner = method_of(handler)
         return make(
             self._surrounded(method.removeprefix("/"), inner),
             request_deserializer=decoding(handler.request_deserializer),
@@ -58,7 +58,7 @@ class CallBoundary(grpc.aio.ServerInterceptor):
         )
 
     def _surrounded(self, method: str, inner: _Handler) -> _Handler:
-        async def handle(request: _Request, context: _Context) -> Any:
+        async def handle(request: Decoded, context: _Context) -> Any:
             span = ServerSpan(self._tracing.tracer, method, context.invocation_metadata() or ())
             try:
                 if isinstance(request, DraftgateError):
@@ -92,7 +92,7 @@ class CallBoundary(grpc.aio.ServerInterceptor):
         return ErrorCode.UNAVAILABLE if self.stopping else ErrorCode.CANCELLED
 
 
-def _kind(handler: Any) -> tuple[Callable[..., Any], _Handler]:
+def method_of(handler: Any) -> tuple[Callable[..., Any], _Handler]:
     """How a handler of this kind is made, and the method in it. We have none of the fourth kind."""
     if handler.request_streaming:
         return grpc.stream_stream_rpc_method_handler, handler.stream_stream

@@ -40,6 +40,7 @@ from draftgate.gateway.passed_stream import StreamSettings
 from draftgate.gateway.passthrough import Passthrough
 from draftgate.gateway.readiness import Readiness
 from draftgate.gateway.session_servicer import SessionServicer
+from draftgate.gateway.standard import StandardBoundary
 from draftgate.gateway.tokenizer import TokenizerServicer
 from draftgate.telemetry.tracing import Tracing, configured_endpoint
 from draftgate.text import Tokenizer
@@ -236,7 +237,7 @@ class Gateway:
 
     def _make_server(self) -> grpc.aio.Server:
         security = self.config.security
-        interceptors: list[grpc.aio.ServerInterceptor] = [self._boundary]
+        interceptors: list[grpc.aio.ServerInterceptor] = [self._boundary, StandardBoundary()]
         if self._authenticator:
             auth = AuthInterceptor(self._authenticator, open_reflection=security.open_reflection)
             interceptors.insert(0, auth)
