@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from draftgate._pb.draftgate.v1 import generation_pb2 as pb
 from draftgate.gateway import Gateway
 from draftgate.gateway.auth import SecurityConfig
 from tests.fakes.triton import DESCRIPTION, FakeTriton, Received, Script, Step, words
@@ -147,24 +148,20 @@ async def test_a_drain_that_is_asked_for_badly(
     assert crashes(caplog) == []
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),  # a TLS hello
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 5000,
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9) * 2000,  # empty frames
-        b"PRI * HT",
-        bytes(range(256)) * 100,
-    ],
-    ids=["http1", "tls", "frames of nonsense", "empty frames", "half a preface", "all bytes"],
+NO_CALLS = (
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),  # a TLS hello
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 5000,
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9) * 2000,  # empty frames
+    b"PRI * HT",
+    bytes(range(256)) * 100,
 )
-async def test_bytes_that_are_no_call(
-    triton: FakeTriton, caplog: pytest.LogCaptureFixture, content: bytes
-) -> None:
+
+
+async def test_bytes_that_are_no_call(triton: FakeTriton, caplog: pytest.LogCaptureFixture) -> None:
     async with attacked(triton) as (gateway, client):
         before = await at_rest()
-        for _ in range(20):
+        for content in NO_CALLS * 20:
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(content)
             await asyncio.sleep(0.002)
@@ -174,24 +171,23 @@ async def test_bytes_that_are_no_call(
     assert crashes(caplog) == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("", "/", "//", "*", "/a", "/a/b/c", "/" + "x" * 10_000, "http://localhost/a/b"),
-        *("/draftgate.v1.GenerationService/", "/draftgate.v1.GenerationService/Generate "),
-        *("/draftgate.v1.GenerationService/generate", "/grpc.health.v1.Health/Watch\0"),
-        b"/\xff\xfe/\xff",
-        b"/draftgate.v1.GenerationService/\xe9",
-    ],
+NO_METHODS: tuple[str | bytes, ...] = (
+    *("", "/", "//", "*", "/a", "/a/b/c", "/" + "x" * 10_000, "http://localhost/a/b"),
+    *("/draftgate.v1.GenerationService/", "/draftgate.v1.GenerationService/Generate "),
+    *("/draftgate.v1.GenerationService/generate", "/grpc.health.v1.Health/Watch\0"),
+    # No text at all, which is more than grpc.aio takes.
+    *(b"/\xff\xfe/\xff", b"/draftgate.v1.GenerationService/\xe9"),
 )
+
+
 async def test_methods_that_there_are_not(
-    triton: FakeTriton, caplog: pytest.LogCaptureFixture, path: str | bytes
+    triton: FakeTriton, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with attacked(triton) as (gateway, client):
         before = await at_rest()
-        for _ in range(5):
+        for path in NO_METHODS * 3:
             rude = await RudeClient.connect(gateway.port)
-            rude.call(path, [b"\n\x02Hi"])
+            rude.call(path, [pb.GenerateRequest(prompt="Hi")])
             with suppress(EOFError):
                 async with asyncio.timeout(10):
                     await rude.message()

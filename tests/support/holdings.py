@@ -16,7 +16,8 @@ __all__ = ["Holdings", "at_rest", "settled"]
 
 _OURS = "draftgate."
 _FEW = 4
-"""As many objects of a class may be more: gRPC keeps hold of the call that failed last."""
+"""As many may be more of a class, or of descriptors: gRPC keeps hold of the call that failed last,
+and wakes its threads through descriptors of its own."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Holdings:
         more = dict(self.tasks - before.tasks)
         objects = self.objects - before.objects
         more |= {name: count for name, count in objects.items() if count > _FEW}
-        if self.descriptors > before.descriptors:
+        if self.descriptors > before.descriptors + _FEW:
             more["file descriptors"] = self.descriptors - before.descriptors
         return more
 

@@ -70,7 +70,9 @@ class RudeClient:
         self._writer.transport.pause_reading()  # type: ignore[attr-defined]  # sockets have it
 
     def vanish(self) -> None:
-        """Be gone without a word: the server finds the connection reset."""
+        """Be gone without a word: the server finds the connection reset. Without effect then."""
+        if self._writer.transport.is_closing():
+            return
         found: socket.socket = self._writer.get_extra_info("socket")
         found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()

@@ -42,6 +42,7 @@ from draftgate.gateway.readiness import Readiness
 from draftgate.gateway.session_servicer import SessionServicer
 from draftgate.gateway.standard import StandardBoundary
 from draftgate.gateway.tokenizer import TokenizerServicer
+from draftgate.gateway.unknown_methods import make_server
 from draftgate.telemetry.tracing import Tracing, configured_endpoint
 from draftgate.text import Tokenizer
 from draftgate.upstream.addresses import parse_addresses
@@ -241,7 +242,7 @@ class Gateway:
         if self._authenticator:
             auth = AuthInterceptor(self._authenticator, open_reflection=security.open_reflection)
             interceptors.insert(0, auth)
-        server = grpc.aio.server(
+        server = make_server(
             interceptors=interceptors,
             options=(*_SERVER_OPTIONS, *_limit_options(security.limits)),
         )
@@ -254,7 +255,7 @@ class Gateway:
         gate_pb2_grpc.add_GateServiceServicer_to_server(self._gate, server)
         session_pb2_grpc.add_SessionServiceServicer_to_server(self._sessions, server)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self._tokenizing, server)
-        server.add_generic_rpc_handlers((self._passthrough.handler(),))
+        server.add_registered_method_handlers(passthrough.SERVICE, self._passthrough.handlers())
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminServicer(self._replicas, self._core, self.refuse_new), server
         )
