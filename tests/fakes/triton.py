@@ -138,8 +138,12 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self._stopped: dict[str, asyncio.Event] = {}
         self._server: grpc.aio.Server | None = None
 
-    async def start(self, port: int = 0) -> None:
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    async def start(self, port: int = 0, *, max_streams: int | None = None) -> None:
+        """max_streams: how many calls it takes at once on one connection."""
+        options = [("grpc.so_reuseport", 0)]
+        if max_streams is not None:
+            options.append(("grpc.max_concurrent_streams", max_streams))
+        self._server = grpc.aio.server(options=options)
         grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
         port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self.target = f"127.0.0.1:{port}"

@@ -10,7 +10,6 @@ from tests.fakes.triton import FakeTriton, Script, Step, words
 from tests.storms.conftest import GENERATING, WATCHING, all_stopped, crowd
 from tests.support.gateway import Outcome, connected, running_gateway
 from tests.support.holdings import at_rest, settled
-from tests.support.process_memory import resident_bytes
 from tests.support.rude import RudeClient
 
 ONE_EVENT = Script(
@@ -78,23 +77,3 @@ async def test_clients_that_vanish_before_their_turn_leave_nothing(triton: FakeT
         await all_stopped(triton)
         triton.default = words("still ", "here")
         assert (await client.generate(prompt="Hi")).text == "still here"
-
-
-@pytest.mark.slow
-async def test_memory_does_not_grow_from_storm_to_storm(triton: FakeTriton) -> None:
-    triton.description = {**triton.description, "max_batch_rows": 1000}
-    triton.default = ONE_EVENT
-    async with (
-        running_gateway(triton.target, probe_interval_s=1.0) as gateway,
-        connected(gateway) as client,
-    ):
-        await client.wait_serving()
-        before = await at_rest()
-        sizes = []
-        for _ in range(6):
-            async with crowd(gateway.port, 300, GENERATING):
-                pass
-            await settled(before)
-            sizes.append(resident_bytes())
-        # What the first storms made room for serves those that follow.
-        assert sizes[-1] - sizes[1] < 8 << 20
