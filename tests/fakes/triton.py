@@ -367,7 +367,7 @@ def _refusal(request: pb.ModelInferRequest) -> str:
         if value.WhichOneof("parameter_choice") == "uint64_param":
             return f"parameter '{key}' has an unsupported type"
     if request.parameters["triton_enable_empty_final_response"].bool_param is not True:
-        return "the empty final response was not asked for"
+        return "parameter 'triton_enable_empty_final_response' is true or has an unsupported type"
     inputs, outputs = _MODELS[model]
     return _tensor_refusal(request, {spec.name: spec for spec in inputs}) or next(
         (
@@ -402,7 +402,7 @@ def _tensor_refusal(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpe
             return f"unexpected total byte size {len(content)} for input '{tensor.name}'"
     given = {tensor.name for tensor in request.inputs}
     if len(given) != len(request.inputs):
-        return "an input was given twice"
+        return f"expected {len(given)} inputs but got {len(request.inputs)} inputs"
     missing = [name for name, spec in specs.items() if not spec.optional and name not in given]
     if missing:
         return f"expected {len(specs)} inputs but got {len(given)}: {missing[0]} is missing"

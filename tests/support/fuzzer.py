@@ -21,8 +21,8 @@ from tests.support.reflected import Method
 __all__ = ["Fuzzer"]
 
 _NEVER = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS)
-_MAY_LACK = "inference.GRPCInferenceService"
-"""Its models need not do all that its methods offer."""
+_TRITONS = "inference.GRPCInferenceService"
+"""Its models need not do all that its methods offer, and what it says is Triton's to say."""
 _LONGEST_STATUS = 2000
 _OF_THE_CLIENT = "Internal error from Core"
 """What the client says where a call had ended before all was sent: the status itself is lost."""
@@ -139,6 +139,7 @@ class Fuzzer:
         if details == _OF_THE_CLIENT:
             return
         self.codes[f"{plan.method.name} {code.name}"] += 1
-        lacks = code is grpc.StatusCode.UNIMPLEMENTED and plan.method.service != _MAY_LACK
-        if code in _NEVER or lacks or len(details) > _LONGEST_STATUS:
+        own = plan.method.service != _TRITONS
+        lacks = own and code is grpc.StatusCode.UNIMPLEMENTED
+        if code in _NEVER or lacks or (own and len(details) > _LONGEST_STATUS):
             self.wrong.append(f"{plan}: {code.name}: {details[:500]}")
