@@ -221,6 +221,8 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                 answering = asyncio.ensure_future(self._answer(request, context))
                 # An abort may end the reading here before anybody awaits it.
                 answering.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if not requests:
+            return  # It was left before it began.
         assert len(requests) == 1, "one request per stream, then half-close"
         try:
             await answering
