@@ -44,7 +44,7 @@ ALLOWED = {
 LIBRARIES = {
     "grpc": {"cli", "client", "gateway", "upstream"},
     "jwt": {"gateway"},
-    "grpc_health": {"client", "gateway", "upstream"},
+    "grpc_health": {"cli", "client", "gateway", "upstream"},
     "matplotlib": {"cli"},
     "opentelemetry": {"telemetry"},
     "torch": {"engine", "checkpoint", "cli"},

@@ -21,7 +21,7 @@ from draftgate import contract
 from draftgate._pb.inference import grpc_service_pb2 as pb
 from draftgate._pb.inference import grpc_service_pb2_grpc
 from draftgate.contract import DataType, TensorSpec
-from draftgate.errors import DraftgateError, to_wire
+from draftgate.errors import DraftgateError, ErrorCode, invalid_argument, to_wire
 from tests.fakes.gate import FakeGate
 
 __all__ = ["DESCRIPTION", "FakeTriton", "Received", "Script", "Step", "words"]
@@ -144,8 +144,12 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self._stopped: dict[str, asyncio.Event] = {}
         self._server: grpc.aio.Server | None = None
 
-    async def start(self, port: int = 0) -> None:
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    async def start(self, port: int = 0, *, max_streams: int | None = None) -> None:
+        """max_streams: how many calls it takes at once on one connection."""
+        options = [("grpc.so_reuseport", 0)]
+        if max_streams is not None:
+            options.append(("grpc.max_concurrent_streams", max_streams))
+        self._server = grpc.aio.server(options=options)
         grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
         port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self.target = f"127.0.0.1:{port}"
@@ -197,6 +201,11 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             config.output.add(name=spec.name, data_type=_config_type(spec), dims=spec.dims)
         return pb.ModelConfigResponse(config=config)
 
+    async def ModelMetadata(  # noqa: N802
+        self, request: pb.ModelMetadataRequest, context: Any
+    ) -> pb.ModelMetadataResponse:
+        return pb.ModelMetadataResponse(name=request.name, versions=["1"])
+
     async def ModelStatistics(  # noqa: N802
         self, request: pb.ModelStatisticsRequest, context: Any
     ) -> pb.ModelStatisticsResponse:
@@ -236,6 +245,8 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                 answering = asyncio.ensure_future(self._answer(request, context))
                 # An abort may end the reading here before anybody awaits it.
                 answering.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if not requests:
+            return  # It was left before it began.
         assert len(requests) == 1, "one request per stream, then half-close"
         try:
             await answering
@@ -251,7 +262,11 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             message.infer_response.id = request.id
             await context.write(message)
             return
-        tensors = _decode(request)
+        try:
+            tensors = _decode(request)
+        except DraftgateError as error:
+            await context.write(_failure(request.id, error))
+            return
         if request.model_name == contract.ENSEMBLE_MODEL:
             await self._generate(_received(request, context), context)
         elif contract.STOP in tensors:
@@ -262,7 +277,8 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             metadata = dict(context.invocation_metadata())
             await self._generate(Received(request.id, tensors, metadata), context, engine=True)
         else:
-            await context.abort(grpc.StatusCode.INTERNAL, "not scripted")
+            error = DraftgateError(ErrorCode.UNIMPLEMENTED, f"{request.model_name} is not scripted")
+            await context.write(_failure(request.id, error))
 
     async def _control(
         self, request: pb.ModelInferRequest, asked: dict[str, Any], context: Any
@@ -273,9 +289,7 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                 json.dumps(plain[asked["op"]]) if asked["op"] in plain else self.gate.control(asked)
             )
         except DraftgateError as error:
-            message = pb.ModelStreamInferResponse(error_message=to_wire(error))
-            message.infer_response.id = request.id
-            await context.write(message)
+            await context.write(_failure(request.id, error))
             return
         result = {contract.CONTROL_RESULT: answer}
         await _send(context, request, contract.ENGINE_OUTPUTS, result, final=True)
@@ -422,9 +436,11 @@ def _tensor_refusal(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpe
             size = math.prod(shape) * struct.calcsize("<" + _CODES[spec.dtype])
             if len(content) != size:
                 return f"unexpected total byte size {len(content)} for input '{tensor.name}'"
+        elif len(content) < 4 or len(content) != 4 + struct.unpack_from("<I", content)[0]:
+            return f"unexpected total byte size {len(content)} for input '{tensor.name}'"
     given = {tensor.name for tensor in request.inputs}
     if len(given) != len(request.inputs):
-        return "an input was given twice"
+        return f"expected {len(given)} inputs but got {len(request.inputs)} inputs"
     missing = [name for name, spec in specs.items() if not spec.optional and name not in given]
     if missing:
         return f"expected {len(specs)} inputs but got {len(given)}: {missing[0]} is missing"
@@ -441,15 +457,16 @@ def _received(request: pb.ModelInferRequest, context: Any) -> Received:
 
 
 def _decode(request: pb.ModelInferRequest) -> dict[str, Any]:
-    """Tensors by name: text, or a list of numbers."""
+    """Tensors by name: text, or a list of numbers. Raises DraftgateError as the models do."""
     specs = {spec.name: spec for spec in contract.MODELS[request.model_name][0]}
     found: dict[str, Any] = {}
     for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
         dtype = specs[tensor.name].dtype
         if dtype is DataType.STRING:
-            (length,) = struct.unpack_from("<I", content)
-            assert len(content) == 4 + length
-            found[tensor.name] = content[4:].decode()
+            try:
+                found[tensor.name] = content[4:].decode()
+            except UnicodeDecodeError as error:
+                raise invalid_argument(tensor.name, "bytes", "UTF-8") from error
         else:
             count = math.prod(tensor.shape)
             found[tensor.name] = list(struct.unpack(f"<{count}{_CODES[dtype]}", content))
@@ -486,6 +503,12 @@ def _encode(spec: TensorSpec, value: Any) -> tuple[bytes, int]:
         return struct.pack("<I", len(text)) + text, 1
     elements = value if isinstance(value, list) else [value]
     return struct.pack(f"<{len(elements)}{_CODES[spec.dtype]}", *elements), len(elements)
+
+
+def _failure(wire_id: str, error: DraftgateError) -> pb.ModelStreamInferResponse:
+    message = pb.ModelStreamInferResponse(error_message=to_wire(error))
+    message.infer_response.id = wire_id
+    return message
 
 
 def _final(model: str, wire_id: str) -> pb.ModelStreamInferResponse:

@@ -55,6 +55,13 @@ async def test_every_service_has_its_status(client: Client) -> None:
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_a_name_of_any_length_is_not_found(client: Client) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.status("x" * 100_000)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert len(caught.value.details() or "") < 100
+
+
 async def test_watchers_see_triton_go_and_come_back(
     gateway: Gateway, client: Client, triton: FakeTriton
 ) -> None:

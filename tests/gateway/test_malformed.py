@@ -164,6 +164,22 @@ async def test_wrong_bytes_are_refused_by_name(
     assert (await client.generate(prompt="Hi")).text == "Hello world"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+async def test_wrong_bytes_are_the_callers_fault_in_standard_services_too(
+    client: Client, path: str
+) -> None:
+    call = client.channel.stream_stream(path)()
+    await call.write(b"\x0a\x02\xff\xfe")
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await call.details()).startswith("request: got bytes that are no such message")
+
+
 async def test_unknown_fields_of_a_newer_client_are_let_through(client: Client) -> None:
     content = pb.GenerateRequest(prompt="Hi").SerializeToString() + b"\xc0\x3e\x01"  # field 1000
     assert (await client.generate_raw(content)).text == "Hello world"

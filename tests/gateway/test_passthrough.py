@@ -162,6 +162,10 @@ async def test_a_failed_rpc_is_told_in_band(
         ),
         (Script(in_band_error="something odd"), grpc.StatusCode.INTERNAL),
         (
+            Script(in_band_error="unexpected shape for input 'seed' for model 'ensemble'"),
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+        (
             Script(status=grpc.StatusCode.INVALID_ARGUMENT, details="wrong"),
             grpc.StatusCode.INVALID_ARGUMENT,
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -109,6 +110,22 @@ async def test_a_stop_that_fails_is_logged_and_the_stream_cut_off(
         await anext(found)
     await triton.wait_for(lambda: triton.generations[0].ended == "cancelled")
     assert "could not be stopped" in caplog.text
+
+
+async def test_stops_get_through_where_generations_fill_their_connection() -> None:
+    triton = FakeTriton()
+    await triton.start(max_streams=4)
+    triton.default = ENDLESS
+    client = TritonClient(TritonClientConfig(triton.target))
+    async with AsyncExitStack() as generations:
+        for number in range(4):
+            generation = client.generate(request(f"r{number}"))
+            await anext(await generations.enter_async_context(generation.started()))
+        assert await client.server_ready(5.0)
+    await triton.wait_for(lambda: len(triton.stops) == 4)
+    assert {each.ended for each in triton.generations} == {"stopped"}
+    await client.close()
+    await triton.stop()
 
 
 async def test_abandoning_drops_what_waits(upstream: TritonClient, triton: FakeTriton) -> None:

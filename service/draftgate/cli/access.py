@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from draftgate.client.aio import AsyncTransport
 from draftgate.client.connection import Connection, Tls
 from draftgate.client.retry import RetryPolicy
 from draftgate.errors import DraftgateError
 
-__all__ = ["open_transport"]
+__all__ = ["open_transport", "reaching"]
 
 API_KEY = "DRAFTGATE_API_KEY"
 """The variable with an API key or a token."""
@@ -36,3 +38,13 @@ def open_transport(server: str) -> AsyncTransport:
     except DraftgateError as error:
         message = error.message.replace("tls.ca_file", CA_FILE, 1)
         raise DraftgateError(error.code, message) from error
+
+
+@asynccontextmanager
+async def reaching(server: str) -> AsyncIterator[AsyncTransport]:
+    """`open_transport`, closed at the end."""
+    transport = open_transport(server)
+    try:
+        yield transport
+    finally:
+        await transport.close()

@@ -26,13 +26,13 @@ from draftgate.telemetry.logs import log_call
 from draftgate.telemetry.spans import ServerSpan
 from draftgate.telemetry.tracing import Tracing
 
-__all__ = ["CallBoundary", "decoding"]
+__all__ = ["CallBoundary", "Decoded", "decoding", "method_of"]
 
 _log = logging.getLogger(__name__)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Handler = Callable[[Any, _Context], Awaitable[Any]]
-_Request = Message | DraftgateError | AsyncIterator[Message | DraftgateError]
+Decoded = Message | DraftgateError | AsyncIterator[Message | DraftgateError]
 """Of a stream each message is decoded for itself; those that cannot be are for the servicer."""
 
 
@@ -54,7 +54,7 @@ class CallBoundary(grpc.aio.ServerInterceptor):
         method: str = handler_call_details.method
         if handler is None or not method.startswith(self._prefix):
             return handler
-        make, inner = _kind(handler)
+        make, inner = method_of(handler)
         return make(
             self._surrounded(method.removeprefix("/"), inner),
             request_deserializer=decoding(handler.request_deserializer),
@@ -62,7 +62,7 @@ class CallBoundary(grpc.aio.ServerInterceptor):
         )
 
     def _surrounded(self, method: str, inner: _Handler) -> _Handler:
-        async def handle(request: _Request, context: _Context) -> Any:
+        async def handle(request: Decoded, context: _Context) -> Any:
             call = _Call(self._tracing, method, context)
             try:
                 if isinstance(request, DraftgateError):
@@ -115,7 +115,7 @@ class _Call:
         await status.abort(self._context, error)
 
 
-def _kind(handler: Any) -> tuple[Callable[..., Any], _Handler]:
+def method_of(handler: Any) -> tuple[Callable[..., Any], _Handler]:
     """How a handler of this kind is made, and the method in it. We have none of the fourth kind."""
     if handler.request_streaming:
         return grpc.stream_stream_rpc_method_handler, handler.stream_stream

@@ -18,6 +18,9 @@ __all__ = ["HealthServicer"]
 _Context = grpc.aio.ServicerContext[object, health_pb2.HealthCheckResponse]
 _Status = health_pb2.HealthCheckResponse
 
+_SHOWN_CHARACTERS = 80
+"""Of a name in a status: one as long as it likes would not get through."""
+
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the base is untyped
     """The same status for the server as a whole ("") and for each of its services."""
@@ -43,7 +46,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
     ) -> health_pb2.HealthCheckResponse:
         """NOT_FOUND for a service that is not here."""
         if request.service not in self._services:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}")
+            shown = request.service[:_SHOWN_CHARACTERS]
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {shown!r}")
         return _Status(status=self._status)
 
     async def Watch(  # noqa: N802

@@ -70,8 +70,8 @@ class Passthrough:
         self._activity = Activity()
         self._draining = False
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """What a server registers."""
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """What a server registers, by the names of the methods."""
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             name: grpc.unary_unary_rpc_method_handler(
                 self._boundary.around(f"{SERVICE}/{name}", self._answering(name)),
@@ -83,7 +83,7 @@ class Passthrough:
             self._boundary.around(f"{SERVICE}/ModelStreamInfer", self._stream),
             request_deserializer=decoding(pb.ModelInferRequest.FromString, strict=False),
         )
-        return grpc.method_handlers_generic_handler(SERVICE, methods)
+        return methods
 
     def drain(self) -> None:
         """Take no new requests; streams that run none end."""

@@ -43,8 +43,10 @@ from draftgate.gateway.passing import Passing
 from draftgate.gateway.passthrough import Passthrough
 from draftgate.gateway.readiness import Readiness
 from draftgate.gateway.session_servicer import SessionServicer
+from draftgate.gateway.standard import StandardBoundary
 from draftgate.gateway.team import Admits, Team
 from draftgate.gateway.tokenizer import TokenizerServicer
+from draftgate.gateway.unknown_methods import make_server
 from draftgate.telemetry.tracing import Tracing, configured_endpoint
 from draftgate.text import Tokenizer
 from draftgate.upstream.addresses import parse_addresses
@@ -319,11 +321,11 @@ class Gateway:
     def _bare_server(self) -> grpc.aio.Server:
         """One without services."""
         security = self.config.security
-        interceptors: list[grpc.aio.ServerInterceptor] = [self._boundary]
+        interceptors: list[grpc.aio.ServerInterceptor] = [self._boundary, StandardBoundary()]
         if self._authenticator:
             auth = AuthInterceptor(self._authenticator, open_reflection=security.open_reflection)
             interceptors.insert(0, auth)
-        return grpc.aio.server(
+        return make_server(
             interceptors=interceptors,
             options=(
                 *_SERVER_OPTIONS,
@@ -343,7 +345,7 @@ class Gateway:
         gate_pb2_grpc.add_GateServiceServicer_to_server(self._gate, server)
         session_pb2_grpc.add_SessionServiceServicer_to_server(self._sessions, server)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self._tokenizing, server)
-        server.add_generic_rpc_handlers((self._passthrough.handler(),))
+        server.add_registered_method_handlers(passthrough.SERVICE, self._passthrough.handlers())
         if not self.config.admin_listen:
             admin_pb2_grpc.add_AdminServiceServicer_to_server(
                 AdminServicer(self._replicas, self.tell), server

@@ -44,6 +44,9 @@ def to_status(error: DraftgateError) -> status_pb2.Status:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: DraftgateError) -> NoReturn:
     """End the call with the error's status."""
+    # Where the caller is stuck, the status waits for as long as the connection stays. The frames
+    # that the error came through, and with them the prompt and what came of it, must not.
+    error.__traceback__ = error.__cause__ = error.__context__ = None
     try:
         await context.abort_with_status(rpc_status.to_status(to_status(error)))
     except grpc.aio.AbortError:

@@ -100,6 +100,12 @@ class TritonClient:
         """Of all generations together, so that who watches sees whether anything moves."""
         self._channel = grpc.aio.insecure_channel(config.target, options=_CHANNEL_OPTIONS)
         self._stub = GRPCInferenceServiceStub(self._channel)
+        # A connection of its own: however many generations fill up the other one, a stop and a look
+        # at the server get through.
+        self._control_channel = grpc.aio.insecure_channel(
+            config.target, options=(*_CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+        )
+        self._control_stub = GRPCInferenceServiceStub(self._control_channel)
         self._raw_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = (
             self._channel.stream_stream(f"{_SERVICE}/ModelStreamInfer")
         )
@@ -110,6 +116,7 @@ class TritonClient:
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self._channel.close()
+        await self._control_channel.close()
 
     def generate(self, request: GenerationRequest) -> Generation:
         """A generation, not started yet: `async with client.generate(...).started() as chunks`."""
@@ -163,7 +170,9 @@ class TritonClient:
     async def server_ready(self, timeout_s: float) -> bool:
         """Whether the server says that it is ready. Raises DraftgateError if it cannot say."""
         try:
-            answer = await self._stub.ServerReady(pb.ServerReadyRequest(), timeout=timeout_s)
+            answer = await self._control_stub.ServerReady(
+                pb.ServerReadyRequest(), timeout=timeout_s
+            )
         except grpc.aio.AioRpcError as error:
             raise failures.from_rpc_error(error) from error
         return answer.ready
@@ -172,7 +181,7 @@ class TritonClient:
         """Whether the server says that `model` is ready. Raises DraftgateError if it cannot say."""
         request = pb.ModelReadyRequest(name=model)
         try:
-            answer = await self._stub.ModelReady(request, timeout=timeout_s)
+            answer = await self._control_stub.ModelReady(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise failures.from_rpc_error(error) from error
         return answer.ready
@@ -181,7 +190,7 @@ class TritonClient:
         """What Triton says of a model; None if it has no such model."""
         request = pb.ModelConfigRequest(name=model)
         try:
-            answer = await self._stub.ModelConfig(request, timeout=timeout_s)
+            answer = await self._control_stub.ModelConfig(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             failure = failures.from_rpc_error(error)
             if failure.code is ErrorCode.NOT_FOUND:
@@ -253,7 +262,9 @@ class TritonClient:
     ) -> list[pb.ModelInferResponse]:
         try:
             async with asyncio.timeout(timeout_s):
-                answers = [answer async for answer in self.stream_infer(request)]
+                stream = self._control_stub.ModelStreamInfer
+                answered = _streamed(stream, request, (), failures.from_rpc_error)
+                answers = [answer async for answer in answered]
         except TimeoutError as error:
             raise DraftgateError(
                 ErrorCode.UNAVAILABLE, f"the engine did not answer within {timeout_s:g} s"

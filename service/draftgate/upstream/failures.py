@@ -49,6 +49,13 @@ _TEXTS: tuple[tuple[str, ErrorCode, str], ...] = (
     ),
 )
 
+_CALLERS_FAULTS = (
+    *("unexpected inference input", "unexpected inference output", "unexpected shape for input"),
+    *("unexpected total byte size", "data-type is '", "expected tensors for", " inputs but got "),
+    *(" is reserved", "has an unsupported type"),
+)
+"""What Triton says of requests that do not fit the model; it says it in band, without a code."""
+
 _CODES = {
     grpc.StatusCode.UNAVAILABLE: (ErrorCode.UNAVAILABLE, "the model server cannot be reached"),
     grpc.StatusCode.CANCELLED: (ErrorCode.UNAVAILABLE, "the model server ended the call"),
@@ -81,6 +88,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> DraftgateError:
 def in_tritons_words(text: str) -> DraftgateError:
     """The error behind an in-band message, with the message as it is: for clients that speak
     Triton's protocol themselves."""
+    if any(fragment in text for fragment in _CALLERS_FAULTS):
+        return DraftgateError(ErrorCode.INVALID_ARGUMENT, text)
     known = _known(text)
     return DraftgateError(known.code if known else ErrorCode.INTERNAL, text)
 

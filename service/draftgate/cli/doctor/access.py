@@ -11,7 +11,7 @@ import grpc.aio
 from cryptography import x509
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from draftgate.cli.access import open_channel
+from draftgate.cli.access import reaching
 from draftgate.cli.doctor.result import Result, fail, ok, warn
 from draftgate.config import Settings, load
 from draftgate.errors import DraftgateError
@@ -102,8 +102,8 @@ def expiry(name: str, what: str, not_after: datetime, now: datetime) -> Result:
 async def _answers(address: str) -> bool:
     """Whether a gateway does there."""
     try:
-        async with open_channel(address) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
+        async with reaching(address) as gateway:
+            stub = health_pb2_grpc.HealthStub(gateway.channel)
             await stub.Check(health_pb2.HealthCheckRequest(), timeout=_ANSWER_TIMEOUT_S)
     except (grpc.aio.AioRpcError, DraftgateError):
         return False

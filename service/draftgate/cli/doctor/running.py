@@ -25,10 +25,11 @@ from draftgate._pb.draftgate.v1 import (
     model_pb2,
     model_pb2_grpc,
 )
-from draftgate.cli.access import CA_FILE, open_channel
+from draftgate.cli.access import CA_FILE, reaching
 from draftgate.cli.doctor.access import expiry
 from draftgate.cli.doctor.result import Result, Verdict, fail, ok, warn
 from draftgate.cli.gate_words import policy_words, reason_name
+from draftgate.client.aio import AsyncTransport
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.listen import is_loopback
 
@@ -49,29 +50,29 @@ async def look_at(address: str, admin: str, timeout_s: float) -> list[Result]:
 
     Raises DraftgateError for an address or an environment that cannot be used.
     """
-    async with open_channel(address) as channel, open_channel(admin) as operators:
+    async with reaching(address) as gateway, reaching(admin) as operators:
         ca_file = os.environ.get(CA_FILE, "")
-        reached = await check_reachable(channel, address, ca_file, timeout_s)
+        reached = await check_reachable(gateway, address, ca_file, timeout_s)
         if reached.verdict is Verdict.FAIL and not ca_file:
             return [reached]
         encrypted = await check_encryption(address, ca_file, timeout_s)
         if reached.verdict is Verdict.FAIL:
             return [reached, encrypted]
-        services, reflected = await check_reflection(channel, timeout_s)
+        services, reflected = await check_reflection(gateway, timeout_s)
         return [
             reached,
             encrypted,
             reflected,
-            await check_health(channel, services, timeout_s),
-            *await check_model(channel, timeout_s),
+            await check_health(gateway, services, timeout_s),
+            *await check_model(gateway, timeout_s),
             await check_replicas(operators, timeout_s),
-            await check_gate(channel, timeout_s),
-            await check_generation(channel, timeout_s),
+            await check_gate(gateway, timeout_s),
+            await check_generation(gateway, timeout_s),
         ]
 
 
 async def check_reachable(
-    channel: grpc.aio.Channel, address: str, ca_file: str, timeout_s: float
+    gateway: AsyncTransport, address: str, ca_file: str, timeout_s: float
 ) -> Result:
     began_s = time.perf_counter()
     other = "start one with `draftgate serve`, or name another address"
@@ -81,7 +82,7 @@ async def check_reachable(
         return fail("reachable", f"nothing listens on {address}: {error or 'no answer'}", other)
     try:
         async with asyncio.timeout(timeout_s):
-            await channel.channel_ready()
+            await gateway.channel.channel_ready()
     except TimeoutError:
         if not ca_file and await _speaks_tls(address, timeout_s):
             other = f"it speaks TLS: name the certificates to trust in {CA_FILE}"
@@ -113,10 +114,12 @@ async def check_encryption(
 
 
 async def check_reflection(
-    channel: grpc.aio.Channel, timeout_s: float
+    gateway: AsyncTransport, timeout_s: float
 ) -> tuple[Sequence[str], Result]:
     """The services that the server lists, and whether it does."""
-    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=timeout_s)
+    call = reflection_pb2_grpc.ServerReflectionStub(gateway.channel).ServerReflectionInfo(
+        **_call(gateway, timeout_s)
+    )
     try:
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         answer = await call.read()
@@ -129,14 +132,14 @@ async def check_reflection(
 
 
 async def check_health(
-    channel: grpc.aio.Channel, services: Sequence[str], timeout_s: float
+    gateway: AsyncTransport, services: Sequence[str], timeout_s: float
 ) -> Result:
-    stub = health_pb2_grpc.HealthStub(channel)
+    stub = health_pb2_grpc.HealthStub(gateway.channel)
     serving, others = [], []
     for service in (_WHOLE, *services):
         try:
             request = health_pb2.HealthCheckRequest(service=service)
-            status = (await stub.Check(request, timeout=timeout_s)).status
+            status = (await stub.Check(request, **_call(gateway, timeout_s))).status
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 continue  # Health and reflection say nothing of themselves.
@@ -150,12 +153,18 @@ async def check_health(
     return ok("health", f"serving, each of {len(serving) - 1} services")
 
 
-async def check_model(channel: grpc.aio.Channel, timeout_s: float) -> list[Result]:
+async def check_model(gateway: AsyncTransport, timeout_s: float) -> list[Result]:
     """What is served, and how far the clocks are apart."""
-    stub = model_pb2_grpc.ModelServiceStub(channel)
+    stub = model_pb2_grpc.ModelServiceStub(gateway.channel)
     asked_s = time.time()
     try:
-        answer = await _told(stub.GetModel(model_pb2.GetModelRequest(), timeout=timeout_s))
+        answer = await _told(
+            stub.GetModel(
+                model_pb2.GetModelRequest(),
+                timeout=timeout_s,
+                metadata=gateway.connection.metadata(),
+            )
+        )
     except DraftgateError as error:
         return [fail("model", error.message)]
     model = answer.model
@@ -164,11 +173,11 @@ async def check_model(channel: grpc.aio.Channel, timeout_s: float) -> list[Resul
     return [ok("model", shown), _clock(answer, asked_s, time.time())]
 
 
-async def check_replicas(channel: grpc.aio.Channel, timeout_s: float) -> Result:
-    stub = admin_pb2_grpc.AdminServiceStub(channel)
+async def check_replicas(gateway: AsyncTransport, timeout_s: float) -> Result:
+    stub = admin_pb2_grpc.AdminServiceStub(gateway.channel)
     request = admin_pb2.ListReplicasRequest()
     try:
-        replicas = (await _told(stub.ListReplicas(request, timeout=timeout_s))).replicas
+        replicas = (await _told(stub.ListReplicas(request, **_call(gateway, timeout_s)))).replicas
     except DraftgateError as error:
         if error.code is ErrorCode.UNIMPLEMENTED:
             remedy = "name the listener for operators with --admin"
@@ -186,10 +195,16 @@ async def check_replicas(channel: grpc.aio.Channel, timeout_s: float) -> Result:
     return warn("replicas", shown, "see the log of these model servers")
 
 
-async def check_gate(channel: grpc.aio.Channel, timeout_s: float) -> Result:
-    stub = gate_pb2_grpc.GateServiceStub(channel)
+async def check_gate(gateway: AsyncTransport, timeout_s: float) -> Result:
+    stub = gate_pb2_grpc.GateServiceStub(gateway.channel)
     try:
-        answer = await _told(stub.GetState(gate_pb2.GetStateRequest(), timeout=timeout_s))
+        answer = await _told(
+            stub.GetState(
+                gate_pb2.GetStateRequest(),
+                timeout=timeout_s,
+                metadata=gateway.connection.metadata(),
+            )
+        )
     except DraftgateError as error:
         if error.code is ErrorCode.UNIMPLEMENTED:
             return ok("gate", error.message)
@@ -199,12 +214,14 @@ async def check_gate(channel: grpc.aio.Channel, timeout_s: float) -> Result:
     return ok("gate", f"{shown}; {state.running_rows} rows run, {state.waiting_rows} wait")
 
 
-async def check_generation(channel: grpc.aio.Channel, timeout_s: float) -> Result:
+async def check_generation(gateway: AsyncTransport, timeout_s: float) -> Result:
     """How long one token takes, all the way through."""
     request = generation_pb2.GenerateRequest(prompt="Hello", max_tokens=1)
     request.sampling.temperature = 0.0
     began_s = time.perf_counter()
-    call = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=timeout_s)
+    call = generation_pb2_grpc.GenerationServiceStub(gateway.channel).Generate(
+        request, **_call(gateway, timeout_s)
+    )
     tokens = 0
     try:
         async for event in call:
@@ -273,3 +290,8 @@ async def _on_loopback(address: str) -> bool:
 
 def _ms_since(began_s: float) -> float:
     return (time.perf_counter() - began_s) * 1e3
+
+
+def _call(gateway: AsyncTransport, timeout_s: float) -> dict[str, Any]:
+    """How a call is made: for so long at most, with what the environment says about access."""
+    return {"timeout": timeout_s, "metadata": gateway.connection.metadata()}
