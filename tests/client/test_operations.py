@@ -24,6 +24,8 @@ from draftgate.client import (
     GatePolicy,
     GateReason,
     GateReasonCount,
+    GenerationDefaults,
+    GenerationLimits,
     LogLevel,
     Message,
     Model,
@@ -54,6 +56,14 @@ async def test_the_model(client: Opened) -> None:
         drafter="ngram",
         max_draft_len=4,
         max_batch_rows=8,
+        defaults=GenerationDefaults(256, {}),
+        limits=GenerationLimits(
+            max_output_tokens=None,
+            max_prompt_tokens=None,
+            max_prompt_bytes=2**20,
+            max_messages=1024,
+            max_choices=8,
+        ),
     )
     assert await client.model(MODEL) == model
     with pytest.raises(CallError) as caught:

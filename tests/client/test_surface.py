@@ -114,6 +114,8 @@ async def test_health_is_offered_too(wire: FakeWire, kind: str) -> None:
         (package.Completion, generation_pb2.GenerateOnceResponse, set()),
         (package.Message, generation_pb2.ChatMessage, set()),
         (package.Model, model_pb2.Model, set()),
+        (package.GenerationDefaults, model_pb2.GenerationDefaults, set()),
+        (package.GenerationLimits, model_pb2.GenerationLimits, set()),
         (package.GatePolicy, gate_pb2.GatePolicy, set()),
         (package.GateState, gate_pb2.GateState, set()),
         (package.GateStep, gate_pb2.GateStep, set()),

@@ -255,8 +255,6 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def _answer(self, request: pb.ModelInferRequest, context: Any) -> None:
         problem = _refusal(request)
-        if not request.parameters["triton_enable_empty_final_response"].bool_param:
-            problem = problem or "the empty final response was not asked for"
         if problem:
             message = pb.ModelStreamInferResponse(error_message=problem)
             message.infer_response.id = request.id
@@ -406,6 +404,10 @@ def _refusal(request: pb.ModelInferRequest) -> str:
             return f"parameter '{key}' is reserved"
         elif kind == "uint64_param":
             return f"parameter '{key}' has an unsupported type"
+    # Triton itself would be content; we could not tell the end.
+    told = request.parameters["triton_enable_empty_final_response"].bool_param
+    if model != contract.PREPROCESSING_MODEL and told is not True:
+        return "parameter 'triton_enable_empty_final_response' has an unsupported type"
     inputs, outputs = contract.MODELS[model]
     return _tensor_refusal(request, {spec.name: spec for spec in inputs}) or next(
         (

@@ -34,6 +34,8 @@ from draftgate.client.types import (
     DraftToken,
     Event,
     Finished,
+    GenerationDefaults,
+    GenerationLimits,
     Model,
     ServingStatus,
     Speculation,
@@ -45,6 +47,7 @@ from draftgate.client.types import (
     VerifyStep,
 )
 from draftgate.contract import DraftSource, FinishReason, GateReason
+from draftgate.sampling import Verification
 
 __all__ = [
     "completion",
@@ -70,6 +73,7 @@ def _named(wire: Any, prefix: str, kind: type[_Name]) -> dict[int, _Name]:
 _DRAFT_SOURCES = _named(pb.DraftSource, "DRAFT_SOURCE_", DraftSource)
 _GATE_REASONS = _named(pb.GateReason, "GATE_REASON_", GateReason)
 _FINISH_REASONS = _named(pb.FinishReason, "FINISH_REASON_", FinishReason)
+_VERIFICATIONS = _named(pb.Verification, "VERIFICATION_", Verification)
 _MODES = _named(gate_pb2.GateMode, "GATE_MODE_", GateMode)
 _REPLICA_STATES = _named(admin_pb2.ReplicaState, "REPLICA_STATE_", ReplicaState)
 _LOG_LEVELS = _named(admin_pb2.LogLevel, "LOG_LEVEL_", LogLevel)
@@ -105,7 +109,16 @@ def completion(response: pb.GenerateOnceResponse) -> Completion:
 
 
 def model(message: model_pb2.Model) -> Model:
-    return _record(Model, message)
+    given = message.defaults.sampling
+    sampling = {field.name: value for field, value in given.ListFields()}
+    if given.verification in _VERIFICATIONS:
+        sampling["verification"] = _VERIFICATIONS[given.verification]
+    return _record(
+        Model,
+        message,
+        defaults=GenerationDefaults(message.defaults.max_tokens, sampling),
+        limits=_record(GenerationLimits, message.limits),
+    )
 
 
 def gate_state(message: gate_pb2.GateState) -> GateState:

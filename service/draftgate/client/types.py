@@ -5,7 +5,7 @@ None means: the server does not say, or nobody asked for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypedDict
@@ -19,6 +19,8 @@ __all__ = [
     "DraftToken",
     "Event",
     "Finished",
+    "GenerationDefaults",
+    "GenerationLimits",
     "GenerationOptions",
     "Message",
     "Model",
@@ -233,6 +235,30 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class GenerationDefaults:
+    """What a generation gets for what it leaves out."""
+
+    max_tokens: int
+    sampling: Mapping[str, object]
+    """By option of `generate`; what is not there has no default that is a value."""
+
+
+@dataclass(frozen=True)
+class GenerationLimits:
+    """What the server takes. None is what the model can hold."""
+
+    max_output_tokens: int | None
+    """Largest `max_tokens`."""
+    max_prompt_tokens: int | None
+    """Text counts as one token for each four bytes of UTF-8."""
+    max_prompt_bytes: int
+    """The prompt, or all messages together, in UTF-8."""
+    max_messages: int
+    max_choices: int
+    """Largest `n`."""
+
+
+@dataclass(frozen=True)
 class Model:
     """What is served. Empty or None is not known."""
 
@@ -249,6 +275,8 @@ class Model:
     """Empty when the engine does not speculate."""
     max_draft_len: int | None
     max_batch_rows: int | None
+    defaults: GenerationDefaults
+    limits: GenerationLimits
 
 
 class ServingStatus(StrEnum):

@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 from draftgate._pb.draftgate.v1 import model_pb2, model_pb2_grpc
+from draftgate.cli.access import reaching
 from draftgate.cli.doctor import running
 from draftgate.cli.doctor.result import Result, Verdict
 from draftgate.cli.doctor.running import look_at
@@ -126,7 +127,7 @@ async def test_replicas_are_told_to_operators_alone(
         async with connected(gateway) as client:
             await client.wait_serving()
         found = await look(gateway)
-        assert bad(found) == {"replicas": Verdict.WARN, "reflection": Verdict.WARN}
+        assert bad(found) == {"replicas": Verdict.WARN}
         assert "the scope admin" in found["replicas"].remedy
         monkeypatch.delenv("DRAFTGATE_API_KEY")
         assert (await look(gateway))["generation"].found.startswith("UNAUTHENTICATED: ")
@@ -206,8 +207,8 @@ async def test_clocks_that_are_apart_are_told(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            _, clock = await running.check_model(channel, 5.0)
+        async with reaching(f"127.0.0.1:{port}") as gateway:
+            _, clock = await running.check_model(gateway, 5.0)
     finally:
         await server.stop(None)
     assert (clock.name, clock.verdict) == ("clock", verdict)

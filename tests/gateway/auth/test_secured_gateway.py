@@ -70,17 +70,20 @@ async def test_only_who_has_a_key_gets_an_answer(triton: FakeTriton, tenants: Te
 async def test_a_call_of_any_kind_is_refused(triton: FakeTriton, tenants: TenantsFile) -> None:
     tenants.add("acme")
     async with secured(triton, tenants) as (_, client):
-        channel = client.channel
-        for method in ("/draftgate.v1.ModelService/GetModel", "/no.such.Service/Method"):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary(method)(b"")
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.stream_unary(method)(iter([b"", b""]))
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                [_ async for _ in channel.stream_stream(method)(iter([b"", b""]))]
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        channel, method = client.channel, "/draftgate.v1.ModelService/GetModel"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(method)(b"")
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.stream_unary(method)(iter([b"", b""]))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            [_ async for _ in channel.stream_stream(method)(iter([b"", b""]))]
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        # That there is no such method is said to anybody: reflection or its absence says it too.
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/no.such.Service/Method")(b"")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_token_is_as_good_as_a_key(
