@@ -56,7 +56,18 @@ async def test_the_model(client: Opened) -> None:
         drafter="ngram",
         max_draft_len=4,
         max_batch_rows=8,
-        defaults=GenerationDefaults(256, {}),
+        defaults=GenerationDefaults(
+            256,
+            {
+                "temperature": 1.0,
+                "top_p": 1.0,
+                "top_k": 0,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+            },
+        ),
         limits=GenerationLimits(
             max_output_tokens=None,
             max_prompt_tokens=None,

@@ -181,6 +181,7 @@ def test_what_is_exported_is_pinned() -> None:
 
 EXPORTS = set(
     """
+    GenerationDefaults GenerationLimits
     Admin AsyncAdmin AsyncClient AsyncGate AsyncGeneration AsyncStream CallError Choice Client
     Completion Credentials DraftSource DraftToken DraftgateError ErrorCode Event FieldViolation
     FinishReason Finished Gate GateAcceptance GateCandidate GateCorrection GateCosts GateMode
