@@ -2,10 +2,11 @@
 
 Streams in a closed loop, 1 to 32 at a time, on prompts never trained on. While they run, the gate
 is left alone and told fixed draft lengths in turn, a moment each, many times over; so all cases
-meet the same requests at the same time of a machine whose speed changes. With one stream they write
-the same answer in turn, for texts differ more than cases do. The same with gates whose
-cost table is wrong, and with a load that rises and falls; then the gap between chunks under a
-ceiling, and what the gate costs where it never drafts.
+meet the same requests at the same time of a machine whose speed changes. With one stream they
+write the same answer in turn, for texts differ more than cases do. The same with a load that rises
+and falls, and with gates whose cost table is wrong: those have services of their own and learn from
+nothing but their own steps. Then the gap between chunks under a ceiling, and what the gate costs
+where it never drafts.
 
     python benchmarks/gate_live.py [--quick] [--check] [--json FILE] [--model-dir DIR]
                                    [--drafter-dir DIR]
@@ -28,7 +29,7 @@ from common import Goal, Machine, benchmark_parser, conclude
 from draftgate._pb.draftgate.v1 import gate_pb2
 from draftgate.cli.client import GatewayClient
 from draftgate.speculation import CostTable
-from gate_load import Job, Part, alternate, answer_in_turn, load, run_steps
+from gate_load import Job, Part, alternate, answer_in_turn, apart, load, run_steps
 from gate_tax import Tax, measure_tax
 from held_out import add_folders, held_out_prompts
 from served import serving
@@ -56,9 +57,11 @@ class Plan:
     levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     """Streams at a time."""
     rounds: int = 40
-    """Over all cases, each time in another order, with one stream; with more, fewer by the root of
-    their number: one says more then."""
+    """Over all cases, each time in another order, over the root of the number of streams: with more
+    of them one says more."""
     least_rounds: int = 12
+    answers: int = 24
+    """Rounds with one stream, of an answer each."""
     segment_s: float = 1.0
     """How long a case lasts, times the root of the number of streams: with more, steps take longer.
     With one stream it is an answer."""
@@ -72,6 +75,7 @@ class Plan:
     """Levels at which gates with a wrong table are measured; of one stream, on chat."""
     false_steps: int = 300
     """After so many steps of a level they have to have found out."""
+    false_rounds: int = 10
     tax_rows: tuple[int, ...] = (1, 32)
     tax_steps: int = 60
     ceiling_streams: int = 8
@@ -80,12 +84,15 @@ class Plan:
 
     def rounds_of(self, streams: int) -> int:
         """How many with so many streams."""
+        if streams == 1:
+            return self.answers
         return max(round(self.rounds / streams**0.5), min(self.rounds, self.least_rounds))
 
 
 QUICK = Plan(
     levels=(1, 8),
     rounds=3,
+    answers=3,
     segment_s=0.6,
     settle_steps=5,
     ramp=(),
@@ -203,15 +210,14 @@ async def _measure_served(
             if plan.ramp:
                 levels.append(await runs.ramp(gate, mixed))
             ceiling = await runs.ceiling(gate, mixed) if plan.ceiling_streams else None
-        for name, factor in _FALSE.items() if plan.false_levels else ():
-            costs = runs.falsified(name, factor)
-            async with AsyncExitStack() as clients:
-                runs = replace(runs, clients=clients)
-                false = await runs.service("--costs", str(costs))
-                for n in plan.false_levels:
-                    level, prompts = (CHAT, chat) if n == 1 else (f"{n} streams", mixed)
-                    told = f"{level}, drafts {name}"
-                    levels.append(await runs.level(told, false, prompts, n, plan.false_steps))
+            for name, factor in _FALSE.items() if plan.false_levels else ():
+                costs = runs.falsified(name, factor)
+                async with AsyncExitStack() as more:
+                    false = await replace(runs, clients=more).service("--costs", str(costs))
+                    for n in plan.false_levels:
+                        level, prompts = (CHAT, chat) if n == 1 else (f"{n} streams", mixed)
+                        told = f"{level}, drafts {name}"
+                        levels.append(await runs.false_level(told, gate, false, prompts, n))
     return levels, ceiling
 
 
@@ -238,23 +244,34 @@ class _Runs:
         return await self.clients.enter_async_context(GatewayClient(address))
 
     async def level(
-        self,
-        name: str,
-        client: GatewayClient,
-        prompts: Sequence[Sequence[int]],
-        streams: int,
-        settle_steps: int | None = None,
+        self, name: str, client: GatewayClient, prompts: Sequence[Sequence[int]], streams: int
     ) -> Level:
-        """So many streams. settle_steps: how long the gate is left alone before."""
+        """So many streams."""
         plan = self.plan
         await client.set_gate_policy(CASES["gate"], save=False, timeout_s=60.0)
         jobs, orders = self._jobs(prompts), _orders(plan.rounds_of(streams))
         async with load(client, jobs, streams):
-            await run_steps(client, plan.settle_steps if settle_steps is None else settle_steps)
+            await run_steps(client, plan.settle_steps)
             if streams > 1:
                 segment_s = plan.segment_s * streams**0.5
                 return Level.of(name, await alternate(client, CASES, orders, segment_s))
         return Level.of(name, await answer_in_turn(client, CASES, orders, jobs))
+
+    async def false_level(
+        self,
+        name: str,
+        client: GatewayClient,
+        false: GatewayClient,
+        prompts: Sequence[Sequence[int]],
+        streams: int,
+    ) -> Level:
+        """The gate of one service beside the fixed draft lengths of another."""
+        plan, jobs = self.plan, self._jobs(prompts)
+        async with load(false, jobs, streams):
+            await run_steps(false, plan.false_steps)
+        clients = {case: false if case == "gate" else client for case in CASES}
+        orders, segment_s = _orders(plan.false_rounds), plan.segment_s * streams**0.5
+        return Level.of(name, await apart(clients, CASES, orders, jobs, streams, segment_s))
 
     async def ramp(self, client: GatewayClient, prompts: Sequence[Sequence[int]]) -> Level:
         """A load that rises and falls, without a pause between the levels."""

@@ -14,7 +14,7 @@ from draftgate._pb.draftgate.v1.gate_pb2 import GATE_MODE_AUTO, GatePolicy, Gate
 from draftgate._pb.draftgate.v1.generation_pb2 import GATE_REASON_OPERATOR, GenerateRequest
 from draftgate.cli.client import GatewayClient
 
-__all__ = ["Job", "Part", "alternate", "answer_in_turn", "load", "run_steps"]
+__all__ = ["Job", "Part", "alternate", "answer_in_turn", "apart", "load", "run_steps"]
 
 _TIMEOUT_S = 300.0
 _POLL_MS = 1000
@@ -112,6 +112,34 @@ async def answer_in_turn(
     return await _in_turn(client, cases, orders, answer)
 
 
+async def apart(
+    clients: Mapping[str, GatewayClient],
+    cases: Mapping[str, GatePolicy],
+    orders: Sequence[Sequence[str]],
+    jobs: Sequence[Job],
+    streams: int,
+    segment_s: float,
+) -> list[dict[str, Part]]:
+    """The same where cases have services of their own, so that no gate learns from other cases:
+    the load goes from one to the other, and begins alike in all cases of a round."""
+    found = []
+    for number, order in enumerate(orders):
+        first = number * streams % len(jobs)
+        given = [*jobs[first:], *jobs[:first]]
+        parts: dict[str, Part] = {}
+        for case in order:
+            client, one = clients[case], {case: cases[case]}
+            if streams == 1:
+                [part] = await answer_in_turn(client, one, [[case]], given)
+            else:
+                async with load(client, given, streams):
+                    await _filled(client, streams)
+                    [part] = await alternate(client, one, [[case]], segment_s)
+            parts.update(part)
+        found.append(parts)
+    return found
+
+
 async def _in_turn(
     client: GatewayClient,
     cases: Mapping[str, GatePolicy],
@@ -152,7 +180,14 @@ async def run_steps(client: GatewayClient, count: int) -> None:
     """Wait until the engine has run so many steps more."""
     end = (await client.gate_state(timeout_s=_TIMEOUT_S)).steps + count
     while (await client.gate_state(timeout_s=_TIMEOUT_S)).steps < end:  # noqa: ASYNC110 - another process
-        await asyncio.sleep(_POLL_MS / 1e3)
+        await asyncio.sleep(0.05)
+
+
+async def _filled(client: GatewayClient, rows: int) -> None:
+    """Wait until so many run, and their prompts are done."""
+    while (await client.gate_state(timeout_s=_TIMEOUT_S)).running_rows < rows:  # noqa: ASYNC110 - another process
+        await asyncio.sleep(0.05)
+    await run_steps(client, 2)
 
 
 def _obeys(step: GateStep, policy: GatePolicy) -> bool:

@@ -227,10 +227,11 @@ async def _phase(plan: Plan, gateway: Served, seconds: float, load: _Load) -> Ph
             await asyncio.wait([running_load], timeout=_SAMPLE_S)
             if running_load.done():
                 running_load.result()
+        # Before the calls that still run are cancelled here, which is nobody's failure.
+        return seen.phase(seconds)
     finally:
         running_load.cancel()
         await asyncio.wait([running_load])
-    return seen.phase(seconds)
 
 
 @dataclass

@@ -19,13 +19,15 @@ from gate_tax import Tax
 _PLAN = Plan(
     levels=(1, 3),
     rounds=2,
+    answers=2,
     segment_s=0.2,
     settle_steps=3,
     tokens=(12, 9),
     ramp=(1, 2),
     ramp_rounds=1,
-    false_levels=(3,),
+    false_levels=(1, 3),
     false_steps=20,
+    false_rounds=2,
     tax_rows=(2,),
     tax_steps=4,
     ceiling_streams=2,
@@ -107,7 +109,8 @@ def test_everything_is_measured(
     names = [each["name"] for each in found["levels"]]
     assert names == [
         *("1 streams", "3 streams", CHAT, "ramp 1 to 2 to 1"),
-        *("3 streams, drafts too cheap", "3 streams, drafts too dear"),
+        *(f"{CHAT}, drafts too cheap", "3 streams, drafts too cheap"),
+        *(f"{CHAT}, drafts too dear", "3 streams, drafts too dear"),
     ]
     for each in found["levels"]:
         assert each["rounds"]

@@ -45,7 +45,7 @@ async def test_stuck_readers_are_cut_off_and_leave_nothing(triton: FakeTriton) -
             assert await texts(client, READERS + 1) == {"ok"}
             kept = {name.rpartition(".")[2] for name in Holdings.now().beyond(before)}
             assert kept <= {
-                *("GenerateRequest", "ServerSpan", "DraftgateError", "file descriptors"),
+                *("GenerateRequest", "_Call", "ServerSpan", "DraftgateError", "file descriptors"),
                 *("_schedule_rpc_coro", "_handle_exceptions"),  # the call, of which gRPC has both
                 "GenerateOnceResponse",  # those of the others, here at the client
             }
