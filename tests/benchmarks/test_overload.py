@@ -106,7 +106,9 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert calm["refused"] == 0
     assert storm["complete"] > 0
     assert storm["refused"] > storm["complete"]
-    assert calm["failed"] == storm["failed"] == {}
+    # That nothing fails otherwise is a goal of the benchmark; here it has to be counted.
+    assert calm["failed"] == {}
+    assert all(count > 0 for count in storm["failed"].values())
     assert storm["refusal_p99_ms"] >= storm["refusal_p50_ms"] > 0
     for phase in (calm, storm):
         assert phase["gap_p99_ms"] >= phase["gap_p50_ms"] > 0

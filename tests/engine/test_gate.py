@@ -172,7 +172,7 @@ def test_more_rows_are_drafted_less_for(tiny: Target, monkeypatch: pytest.Monkey
         for stream in streams:
             stream.wait()
         engine.submit("alone", PROMPTS["1"], greedy(40), on_output=note).wait()
-    assert set(drafted[1]) == {6}
+    assert drafted[1].most_common(1)[0][0] == 6
     # While prompts are still to be read, few of the rows decode.
     assert drafted[12].most_common(1)[0][0] < 6
 
