@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from draftgate._pb.draftgate.v1.gate_pb2 import GATE_MODE_AUTO, GatePolicy, GateStep
+from draftgate._pb.draftgate.v1.gate_pb2 import GATE_MODE_AUTO, GatePolicy, GateState, GateStep
 from draftgate._pb.draftgate.v1.generation_pb2 import GATE_REASON_OPERATOR, GenerateRequest
 from draftgate.cli.client import GatewayClient
 
@@ -179,15 +179,19 @@ async def _in_turn(
 async def run_steps(client: GatewayClient, count: int) -> None:
     """Wait until the engine has run so many steps more."""
     end = (await client.gate_state(timeout_s=_TIMEOUT_S)).steps + count
-    while (await client.gate_state(timeout_s=_TIMEOUT_S)).steps < end:  # noqa: ASYNC110 - another process
-        await asyncio.sleep(0.05)
+    await _until(client, lambda state: state.steps >= end)
 
 
 async def _filled(client: GatewayClient, rows: int) -> None:
     """Wait until so many run, and their prompts are done."""
-    while (await client.gate_state(timeout_s=_TIMEOUT_S)).running_rows < rows:  # noqa: ASYNC110 - another process
-        await asyncio.sleep(0.05)
+    await _until(client, lambda state: state.running_rows >= rows)
     await run_steps(client, 2)
+
+
+async def _until(client: GatewayClient, condition: Callable[[GateState], bool]) -> None:
+    """Look at the gate's state until the condition holds."""
+    while not condition(await client.gate_state(timeout_s=_TIMEOUT_S)):  # noqa: ASYNC110 - another process
+        await asyncio.sleep(0.05)
 
 
 def _obeys(step: GateStep, policy: GatePolicy) -> bool:
@@ -218,11 +222,7 @@ async def _over(task: asyncio.Task[None], turn: Awaitable[None]) -> None:
 async def _idle(client: GatewayClient) -> None:
     """Wait until the engine has dropped what was cancelled: two engines that compute at once slow
     each other down many times over."""
-    while True:
-        state = await client.gate_state(timeout_s=_TIMEOUT_S)
-        if not state.running_rows + state.waiting_rows:
-            return
-        await asyncio.sleep(0.05)
+    await _until(client, lambda state: not state.running_rows + state.waiting_rows)
 
 
 async def _stream(client: GatewayClient, jobs: Iterator[Job], gaps_ms: list[float] | None) -> None:

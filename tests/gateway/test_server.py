@@ -21,6 +21,7 @@ from draftgate.gateway.listen import HeldPort, bind, check_listen
 from draftgate.gateway.orders import Reload
 from tests.fakes.triton import FakeTriton, Script, Step
 from tests.support.gateway import MODEL, Client, connected, running_gateway
+from tests.support.reflected import SERVICES
 
 
 async def test_the_model_is_described(client: Client) -> None:
@@ -40,17 +41,8 @@ async def test_reflection_lists_every_service(client: Client) -> None:
     await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
     answer = await call.read()
     await call.done_writing()
-    assert {service.name for service in answer.list_services_response.service} == {
-        "draftgate.v1.AdminService",
-        "draftgate.v1.GateService",
-        "draftgate.v1.GenerationService",
-        "draftgate.v1.ModelService",
-        "draftgate.v1.SessionService",
-        "draftgate.v1.TokenizerService",
-        "grpc.health.v1.Health",
-        "grpc.reflection.v1alpha.ServerReflection",
-        "inference.GRPCInferenceService",
-    }
+    listed = {service.name for service in answer.list_services_response.service}
+    assert listed == set(SERVICES)
     call = stub.ServerReflectionInfo()
     symbol = "draftgate.v1.GenerationService"
     await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))

@@ -10,7 +10,20 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-__all__ = ["Method", "reflected_methods"]
+__all__ = ["SERVICES", "Method", "reflected_methods"]
+
+SERVICES = [
+    "draftgate.v1.AdminService",
+    "draftgate.v1.GateService",
+    "draftgate.v1.GenerationService",
+    "draftgate.v1.ModelService",
+    "draftgate.v1.SessionService",
+    "draftgate.v1.TokenizerService",
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1alpha.ServerReflection",
+    "inference.GRPCInferenceService",
+]
+"""All that a gateway offers, in order."""
 
 
 @dataclass(frozen=True)

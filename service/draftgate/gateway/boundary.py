@@ -26,7 +26,7 @@ from draftgate.telemetry.logs import log_call
 from draftgate.telemetry.spans import ServerSpan
 from draftgate.telemetry.tracing import Tracing
 
-__all__ = ["CallBoundary", "Decoded", "decoding", "method_of"]
+__all__ = ["CallBoundary", "Decoded", "decoding", "surround"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +54,7 @@ class CallBoundary(grpc.aio.ServerInterceptor):
         method: str = handler_call_details.method
         if handler is None or not method.startswith(self._prefix):
             return handler
-        make, inner = method_of(handler)
-        return make(
-            self._surrounded(method.removeprefix("/"), inner),
-            request_deserializer=decoding(handler.request_deserializer),
-            response_serializer=handler.response_serializer,
-        )
+        return surround(handler, lambda inner: self._surrounded(method.removeprefix("/"), inner))
 
     def _surrounded(self, method: str, inner: _Handler) -> _Handler:
         async def handle(request: Decoded, context: _Context) -> Any:
@@ -115,7 +110,21 @@ class _Call:
         await status.abort(self._context, error)
 
 
-def method_of(handler: Any) -> tuple[Callable[..., Any], _Handler]:
+def surround(
+    handler: Any, around: Callable[[_Handler], _Handler], *, strict: bool = True
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """The handler with `around` its method, which gets what cannot be decoded as a value. strict:
+    as of `decoding`."""
+    make, inner = _method_of(handler)
+    made: grpc.RpcMethodHandler[Any, Any] = make(
+        around(inner),
+        request_deserializer=decoding(handler.request_deserializer, strict=strict),
+        response_serializer=handler.response_serializer,
+    )
+    return made
+
+
+def _method_of(handler: Any) -> tuple[Callable[..., Any], _Handler]:
     """How a handler of this kind is made, and the method in it. We have none of the fourth kind."""
     if handler.request_streaming:
         return grpc.stream_stream_rpc_method_handler, handler.stream_stream

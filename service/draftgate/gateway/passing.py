@@ -15,7 +15,8 @@ from draftgate.gateway.passed_request import PassedRequest, leave_of_timeout, re
 from draftgate.gateway.sequences import Sequences, Turn
 from draftgate.gateway.team import Admits
 from draftgate.gateway.tenant import current_tenant
-from draftgate.telemetry.spans import OK, PassedSpan
+from draftgate.telemetry.codes import OK
+from draftgate.telemetry.spans import PassedSpan
 from draftgate.telemetry.tracing import Tracing
 from draftgate.upstream.failures import means_lost
 from draftgate.upstream.raw import UnansweredError

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from draftgate.errors import DraftgateError
 from draftgate.gateway import status
-from draftgate.gateway.boundary import Decoded, decoding, method_of
+from draftgate.gateway.boundary import Decoded, surround
 from draftgate.gateway.calls import Context
 
 __all__ = ["StandardBoundary"]
@@ -37,12 +37,7 @@ class StandardBoundary(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(_PREFIX):
             return handler
-        make, inner = method_of(handler)
-        return make(
-            _surrounded(inner),
-            request_deserializer=decoding(handler.request_deserializer, strict=False),
-            response_serializer=handler.response_serializer,
-        )
+        return surround(handler, _surrounded, strict=False)
 
 
 def _surrounded(inner: Callable[[Any, Context], Any]) -> Callable[..., Awaitable[Any]]:

@@ -21,7 +21,6 @@ from draftgate.telemetry.codes import OK, SERVER_ERRORS
 from draftgate.telemetry.report import GenerationReport
 
 __all__ = [
-    "OK",
     "InferenceSpan",
     "InferenceStart",
     "PassedSpan",
