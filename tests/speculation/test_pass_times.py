@@ -7,7 +7,7 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from draftgate.speculation import CostCurve, CostTable
 from draftgate.speculation.correction import CostCorrection
@@ -27,6 +27,7 @@ def tables(draw: st.DrawFn) -> CostTable:
 
 
 @settings(deadline=None, max_examples=100)
+@example(CostTable({k: CostCurve((1, 2), (1.0, 2.0)) for k in (0, 1, 4)}), [(0, 2, 0.0)], 0)
 @given(
     tables(),
     st.lists(

@@ -96,7 +96,16 @@ class CostTable:
         """The draft lengths it knows, rising."""
         return tuple(sorted(self.curves))
 
-    def step_ms(self, draft_len: int, tokens: int, kv_tokens: int = 0, share: float = 1.0) -> float:
+    def step_ms(
+        self,
+        draft_len: int,
+        tokens: int,
+        kv_tokens: int = 0,
+        share: float = 1.0,
+        *,
+        factor: float = 1.0,
+        plain_factor: float = 1.0,
+    ) -> float:
         """A whole step with this draft length, one of `draft_lens`.
 
         share: as of `drafted_share`. A curve was measured where every row
@@ -104,20 +113,17 @@ class CostTable:
         than that. What they add is taken from how the plain curve grows, as far as they do not
         draft: without any drafted token a step is a plain one and drafting for nobody, which is
         what a step of one row takes beyond a plain one of as many tokens.
+
+        factor, plain_factor: what this draft length's curve and the plain one are corrected by.
         """
-        curve = self.curves[draft_len]
-        time_ms = curve.base_ms(tokens) + kv_tokens * curve.kv_us / 1e3
-        if share < 1.0:
-            lacking_ms = self.growth_ms(0, draft_len, tokens)
-            lacking_ms -= self.growth_ms(draft_len, draft_len, tokens)
+        curve, plain, alone = self.curves[draft_len], self.curves[0], draft_len + 1
+        base_ms = curve.base_ms(tokens)
+        time_ms = factor * (base_ms + kv_tokens * curve.kv_us / 1e3)
+        if draft_len and share < 1.0:
+            lacking_ms = plain_factor * (plain.base_ms(tokens) - plain.base_ms(alone))
+            lacking_ms -= factor * (base_ms - curve.base_ms(alone))
             time_ms += (1.0 - share) * max(lacking_ms, 0.0)
         return time_ms
-
-    def growth_ms(self, curve: int, draft_len: int, tokens: int) -> float:
-        """What a curve, by its draft length, says that a step with so many tokens takes longer than
-        one of a single row with this draft length."""
-        known = self.curves[curve]
-        return known.base_ms(tokens) - known.base_ms(draft_len + 1)
 
     def scaled(self, factor: float) -> CostTable:
         """The same with every time multiplied."""

@@ -54,20 +54,20 @@ class PassTimes:
             lacking_ms = self._full.at(plain, tokens) - self._plain_alone_ms[places]
             lacking_ms *= self.correction.plain_factors(tokens)
             lacking_ms -= factors * (base_ms - self._alone_ms[places])
-            times_ms += (1.0 - share) * np.maximum(lacking_ms, 0.0)
+            times_ms += (places > 0) * (1.0 - share) * np.maximum(lacking_ms, 0.0)
         return times_ms
 
     def step_ms(self, draft_len: int, tokens: int, kv_tokens: int, share: float) -> float:
         """Of one pass."""
         tokens = max(tokens, 1)
-        factor = self.correction.factor(tokens, drafted=draft_len > 0)
-        time_ms = factor * self.table.step_ms(draft_len, tokens, kv_tokens)
-        if share < 1.0:
-            plain = float(self.correction.plain_factors(np.array(tokens)))
-            lacking_ms = plain * self.table.growth_ms(0, draft_len, tokens)
-            lacking_ms -= factor * self.table.growth_ms(draft_len, draft_len, tokens)
-            time_ms += (1.0 - share) * max(lacking_ms, 0.0)
-        return time_ms
+        return self.table.step_ms(
+            draft_len,
+            tokens,
+            kv_tokens,
+            share,
+            factor=self.correction.factor(tokens, drafted=draft_len > 0),
+            plain_factor=float(self.correction.plain_factors(np.array(tokens))),
+        )
 
     def observe(
         self, draft_len: int, tokens: int, kv_tokens: int, share: float, measured_ms: float
