@@ -131,7 +131,10 @@ class CostCorrection:
         # without drafts as asked, else the other way; infinite where none has.
         nearest = np.where(ran >= 0, np.take_along_axis(self._ratios, ran, axis=1), np.inf)
         below = np.where(ran >= 0, nearest, nearest[::-1])
-        self._factors = known * factors + (1 - known) * np.minimum(factors, below)
+        unknown = np.minimum(factors, below)
+        # Where only steps with drafts ran, they may be what the table is wrong about.
+        unknown[0] = np.where(ran[0] >= 0, nearest[0], unknown[0])
+        self._factors = known * factors + (1 - known) * unknown
         self._plain_factors = np.where(ran[0] >= 0, nearest[0], 1.0)
 
 
