@@ -16,8 +16,9 @@ from common import Machine
 from overload import Phase, Plan, Report
 from scripted_triton import Row, ScriptedEngine
 
+# Slow enough that ten times as much is no load for the processor, whoever else uses it.
 _PLAN = Plan(
-    rows=4, step_ms=5.0, tokens=8, capacity_s=1.0, overload_s=2.0, times=10.0, settle_s=0.3
+    rows=2, step_ms=20.0, tokens=8, capacity_s=1.0, overload_s=2.0, times=10.0, settle_s=0.3
 )
 
 _CALM = Phase(
@@ -106,9 +107,7 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert calm["refused"] == 0
     assert storm["complete"] > 0
     assert storm["refused"] > storm["complete"]
-    # That nothing fails otherwise is a goal of the benchmark; here it has to be counted.
-    assert calm["failed"] == {}
-    assert all(count > 0 for count in storm["failed"].values())
+    assert calm["failed"] == storm["failed"] == {}
     assert storm["refusal_p99_ms"] >= storm["refusal_p50_ms"] > 0
     for phase in (calm, storm):
         assert phase["gap_p99_ms"] >= phase["gap_p50_ms"] > 0

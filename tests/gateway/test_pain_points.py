@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import grpc
@@ -19,6 +22,8 @@ from packaging.requirements import Requirement
 
 import draftgate
 from draftgate._pb.draftgate.v1 import generation_pb2 as pb
+from draftgate._pb.draftgate.v1.model_pb2 import GetModelRequest
+from draftgate._pb.draftgate.v1.model_pb2_grpc import ModelServiceStub
 from draftgate._pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from draftgate.upstream import client as upstream_client
 from tests.fakes.triton import FakeTriton, Script, Step, words
@@ -161,3 +166,27 @@ def imported_names() -> Iterator[str]:
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
                 yield str(node.module)
+
+
+async def test_calls_that_come_while_the_gateway_is_busy_are_answered(triton: FakeTriton) -> None:
+    """Of calls beyond a thousand that wait for its loop gRPC ends some as CANCELLED: in the flood
+    in front of a full server clients would not learn that they were refused, and for how long."""
+    async with (
+        running_gateway(triton.target) as gateway,
+        connected(gateway) as client,
+    ):
+        await client.wait_serving()
+        sent = Event()
+        calling = asyncio.create_task(asyncio.to_thread(_call, gateway.address, 2_000, sent))
+        await asyncio.sleep(0)
+        sent.wait()  # The loop is busy.
+        time.sleep(0.5)
+        assert Counter(await calling) == {grpc.StatusCode.OK: 2_000}
+
+
+def _call(address: str, count: int, sent: Event) -> list[grpc.StatusCode]:
+    with grpc.insecure_channel(address) as channel:
+        stub = ModelServiceStub(channel)
+        calls = [stub.GetModel.future(GetModelRequest()) for _ in range(count)]
+        sent.set()
+        return [call.code() for call in calls]

@@ -68,7 +68,13 @@ _SERVICES = (
     passthrough.SERVICE,
 )
 
+_PENDING_CALLS = 10_000
+"""Calls that have come and that no servicer has seen yet, while this process is busy. gRPC ends
+those beyond as CANCELLED, without a word; up to here admission answers them."""
+
 _SERVER_OPTIONS = (
+    ("grpc.server.max_pending_requests", _PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
     # Clients whose machine vanished are found without waiting for a write.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
