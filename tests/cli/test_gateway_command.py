@@ -131,6 +131,7 @@ async def test_its_settings_come_from_a_file_the_environment_and_options(
     file.write_text(settings)
     async with on_terminal(
         *("gateway", "--config", str(file), "--listen", "127.0.0.1:0"),
+        *("--log-level", "info", "--log-format", "json"),
         env={"DRAFTGATE_DEFAULTS__MAX_TOKENS": "4", "DRAFTGATE_LISTEN": "127.0.0.1:2"},
     ) as terminal:
         await terminal.sees("Ctrl-C stops")
@@ -147,6 +148,7 @@ async def test_its_settings_come_from_a_file_the_environment_and_options(
             assert (await client.generate(prompt="Hi")).error is None
         sent = triton.generations[0].tensors
         assert (sent["max_tokens"], sent["temperature"]) == ([4], [0.5])
+        await terminal.sees('"method": "draftgate.v1.GenerationService/Generate"')
 
         file.write_text(f"{settings}grace_s: 1\n")
         os.kill(terminal.process.pid, signal.SIGHUP)

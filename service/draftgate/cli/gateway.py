@@ -51,6 +51,8 @@ def gateway(
     model_name: service_options.ModelName = None,
     otlp_endpoint: service_options.OtlpEndpoint = None,
     grace: service_options.Grace = None,
+    log_level: service_options.LogLevel = None,
+    log_format: service_options.LogFormat = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -82,6 +84,8 @@ def gateway(
         model_name=model_name,
         otlp_endpoint=otlp_endpoint,
         grace_s=grace,
+        log_level=log_level,
+        log_format=log_format,
         workers=workers,
     )
     settings = load(config_file, flags).settings

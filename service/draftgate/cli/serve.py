@@ -78,6 +78,8 @@ def serve(
     model_name: service_options.ModelName = None,
     otlp_endpoint: service_options.OtlpEndpoint = None,
     grace: service_options.Grace = None,
+    log_level: service_options.LogLevel = None,
+    log_format: service_options.LogFormat = None,
     gate: Annotated[
         GateName,
         typer.Option(
@@ -223,6 +225,8 @@ def serve(
         model_name=model_name,
         otlp_endpoint=otlp_endpoint,
         grace_s=grace,
+        log_level=log_level,
+        log_format=log_format,
     )
     gateway_settings = load(config_file, flags).settings
     _check_settings(gateway_settings)

@@ -6,7 +6,7 @@ Each is a setting too: what is given here goes before the environment, that befo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,6 +19,8 @@ __all__ = [
     "Grace",
     "Insecure",
     "Listen",
+    "LogFormat",
+    "LogLevel",
     "ModelName",
     "OtlpEndpoint",
     "settings_given",
@@ -75,6 +77,17 @@ OtlpEndpoint = Annotated[
         help="Send traces to this OTLP gRPC collector.",
         show_default="OTEL_EXPORTER_OTLP_ENDPOINT if set",
     ),
+]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"] | None,
+    typer.Option(
+        help="Log this and worse on stderr: from info on every call and generation.",
+        show_default="warning",
+    ),
+]
+LogFormat = Annotated[
+    Literal["text", "json"] | None,
+    typer.Option(help="Log lines to read, or one JSON object a line.", show_default="text"),
 ]
 Grace = Annotated[
     float | None,
