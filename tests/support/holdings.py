@@ -10,6 +10,7 @@ import asyncio
 import gc
 import os
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 __all__ = ["Holdings", "at_rest", "settled"]
@@ -47,14 +48,16 @@ class Holdings:
         tasks = Counter(_name(task.get_coro()) for task in asyncio.all_tasks())
         return cls(tasks, len(os.listdir("/proc/self/fd")))
 
-    def beyond(self, before: Holdings) -> dict[str, int]:
+    def beyond(self, before: Holdings, allowed: Collection[str] = ()) -> dict[str, int]:
         """What there is more of than before, and how much more."""
         more = dict(self.tasks - before.tasks)
         objects = self.objects - before.objects
         more |= {name: count for name, count in objects.items() if count > _FEW}
         if self.descriptors > before.descriptors + _FEW:
             more["file descriptors"] = self.descriptors - before.descriptors
-        return more
+        return {
+            name: count for name, count in more.items() if name.rpartition(".")[2] not in allowed
+        }
 
 
 async def at_rest() -> Holdings:
@@ -68,12 +71,15 @@ async def at_rest() -> Holdings:
                 return found
 
 
-async def settled(before: Holdings, *, within_s: float = 30.0) -> None:
-    """Wait until nothing is held beyond what was held before. Fails with what still is."""
+async def settled(before: Holdings, *allowed: str, within_s: float = 30.0) -> None:
+    """Wait until nothing is held beyond what was held before, but for what has these names, the
+    last parts of them. Fails with what still is."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + within_s
     # Objects are looked at when all else is over: doing it again and again would delay that.
-    while more := Holdings.at_work().beyond(before) or Holdings.now().beyond(before):
+    while more := (
+        Holdings.at_work().beyond(before, allowed) or Holdings.now().beyond(before, allowed)
+    ):
         assert loop.time() < end_s, f"left after {within_s:g} s: {more}"
         await asyncio.sleep(0.1)
 

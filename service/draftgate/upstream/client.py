@@ -8,7 +8,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -20,15 +19,14 @@ from draftgate.text import Tokenizer
 from draftgate.upstream import failures, requests, responses
 from draftgate.upstream.buffer import BufferLimits, ChunkBuffer
 from draftgate.upstream.coalescing import Coalescing
+from draftgate.upstream.http2 import KeepAlive
 from draftgate.upstream.profiles import DraftgateProfile, ModelView, Profile, detect
+from draftgate.upstream.streams import CallError, StreamChannel
 from draftgate.upstream.types import Chunk, EngineCounters, EngineDescription, GenerationRequest
 
 __all__ = ["Generation", "TritonClient", "TritonClientConfig"]
 
 _log = logging.getLogger(__name__)
-
-_Request = TypeVar("_Request")
-_Response = TypeVar("_Response")
 
 # What a request is turned down with. Any other failure, or one behind a chunk, may have left the
 # engine with a running row: the ensemble does not end the engine's step when a later one fails.
@@ -44,21 +42,21 @@ _REFUSALS = frozenset(
 )
 
 _SERVICE = "/inference.GRPCInferenceService"
+_STREAM_INFER = f"{_SERVICE}/ModelStreamInfer"
 
 # Triton answers pings more frequent than one in 300 s with GOAWAY, which ends every stream.
+_KEEP_ALIVE = KeepAlive(after_s=330.0, timeout_s=20.0)
 _CHANNEL_OPTIONS = (
-    ("grpc.keepalive_time_ms", 330_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_time_ms", int(_KEEP_ALIVE.after_s * 1000)),
+    ("grpc.keepalive_timeout_ms", int(_KEEP_ALIVE.timeout_s * 1000)),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),
-    # Less work for each message. A lost generation is resumed by us, not tried again by gRPC, and
-    # of the optional parts of its stack none is of use here: there is no limit on messages.
+    # A lost generation is resumed by us, not tried again by gRPC.
     ("grpc.enable_retries", 0),
-    ("grpc.minimal_stack", 1),
 )
 
 
@@ -98,25 +96,19 @@ class TritonClient:
         """How its models are spoken to; our own way until `find_profile` has looked."""
         self.chunks_received = 0
         """Of all generations together, so that who watches sees whether anything moves."""
-        self._channel = grpc.aio.insecure_channel(config.target, options=_CHANNEL_OPTIONS)
-        self._stub = GRPCInferenceServiceStub(self._channel)
+        self._streams = StreamChannel(config.target, _KEEP_ALIVE)
         # A connection of its own: however many generations fill up the other one, a stop and a look
         # at the server get through.
-        self._control_channel = grpc.aio.insecure_channel(
-            config.target, options=(*_CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
-        )
-        self._control_stub = GRPCInferenceServiceStub(self._control_channel)
-        self._raw_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = (
-            self._channel.stream_stream(f"{_SERVICE}/ModelStreamInfer")
-        )
+        self._channel = grpc.aio.insecure_channel(config.target, options=_CHANNEL_OPTIONS)
+        self._stub = GRPCInferenceServiceStub(self._channel)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Let stops and drains end within their time limits, then leave."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+        await self._streams.close()
         await self._channel.close()
-        await self._control_channel.close()
 
     def generate(self, request: GenerationRequest) -> Generation:
         """A generation, not started yet: `async with client.generate(...).started() as chunks`."""
@@ -170,9 +162,7 @@ class TritonClient:
     async def server_ready(self, timeout_s: float) -> bool:
         """Whether the server says that it is ready. Raises DraftgateError if it cannot say."""
         try:
-            answer = await self._control_stub.ServerReady(
-                pb.ServerReadyRequest(), timeout=timeout_s
-            )
+            answer = await self._stub.ServerReady(pb.ServerReadyRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise failures.from_rpc_error(error) from error
         return answer.ready
@@ -181,7 +171,7 @@ class TritonClient:
         """Whether the server says that `model` is ready. Raises DraftgateError if it cannot say."""
         request = pb.ModelReadyRequest(name=model)
         try:
-            answer = await self._control_stub.ModelReady(request, timeout=timeout_s)
+            answer = await self._stub.ModelReady(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise failures.from_rpc_error(error) from error
         return answer.ready
@@ -190,7 +180,7 @@ class TritonClient:
         """What Triton says of a model; None if it has no such model."""
         request = pb.ModelConfigRequest(name=model)
         try:
-            answer = await self._control_stub.ModelConfig(request, timeout=timeout_s)
+            answer = await self._stub.ModelConfig(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             failure = failures.from_rpc_error(error)
             if failure.code is ErrorCode.NOT_FOUND:
@@ -198,14 +188,25 @@ class TritonClient:
             raise failure from error
         return ModelView.of(answer.config)
 
-    def stream_infer(
-        self, request: pb.ModelInferRequest, metadata: Sequence[tuple[str, str]] = ()
-    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        """What Triton streams back for one request, to the end of the RPC.
+    async def stream_infer(
+        self,
+        request: pb.ModelInferRequest,
+        metadata: Sequence[tuple[str, str]],
+        take: Callable[[pb.ModelStreamInferResponse], None],
+    ) -> None:
+        """Run one request to the end of its RPC; `take` gets what Triton streams back.
 
-        Failures may stand in the responses. Raises DraftgateError for those of the RPC itself.
+        Failures may stand in the responses. Raises DraftgateError for those of the RPC itself, and
+        what `take` raises.
         """
-        return _streamed(self._stub.ModelStreamInfer, request, metadata, failures.from_rpc_error)
+
+        def read(response: bytes) -> None:
+            take(pb.ModelStreamInferResponse.FromString(response))
+
+        try:
+            await self._streams.call(_STREAM_INFER, request.SerializeToString(), metadata, read)
+        except CallError as error:
+            raise failures.from_rpc_error(error) from error
 
     async def call_raw(
         self,
@@ -227,14 +228,20 @@ class TritonClient:
         except grpc.aio.AioRpcError as error:
             raise failures.as_told(error) from error
 
-    def stream_raw(
-        self, request: bytes, metadata: Sequence[tuple[str, str]]
-    ) -> AsyncIterator[bytes]:
-        """What Triton streams back for one request, unread, to the end of the RPC.
+    async def stream_raw(
+        self,
+        request: bytes,
+        metadata: Sequence[tuple[str, str]],
+        take: Callable[[bytes], None],
+    ) -> None:
+        """Run one request to the end of its RPC; `take` gets what Triton streams back, unread.
 
-        Raises DraftgateError with Triton's code and words.
+        Raises DraftgateError with Triton's code and words, and what `take` raises.
         """
-        return _streamed(self._raw_stream, request, metadata, failures.as_told)
+        try:
+            await self._streams.call(_STREAM_INFER, request, metadata, take)
+        except CallError as error:
+            raise failures.as_told(error) from error
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run `work` to its end, which `close` waits for."""
@@ -262,9 +269,7 @@ class TritonClient:
     ) -> list[pb.ModelInferResponse]:
         try:
             async with asyncio.timeout(timeout_s):
-                stream = self._control_stub.ModelStreamInfer
-                answered = _streamed(stream, request, (), failures.from_rpc_error)
-                answers = [answer async for answer in answered]
+                answers = await self._streamed(request)
         except TimeoutError as error:
             raise DraftgateError(
                 ErrorCode.UNAVAILABLE, f"the engine did not answer within {timeout_s:g} s"
@@ -273,6 +278,17 @@ class TritonClient:
             if answer.error_message:
                 raise failures.from_text(answer.error_message)
         return [answer.infer_response for answer in answers]
+
+    async def _streamed(self, request: pb.ModelInferRequest) -> list[pb.ModelStreamInferResponse]:
+        call = self._stub.ModelStreamInfer()
+        try:
+            await call.write(request)
+            await call.done_writing()
+            return [answer async for answer in call]
+        except grpc.aio.AioRpcError as error:
+            raise failures.from_rpc_error(error) from error
+        finally:
+            call.cancel()  # Without effect once the RPC is over.
 
 
 class Generation:
@@ -360,8 +376,7 @@ class Generation:
                 request = await self._profile.generation(self._request, self.wire_id)
                 if self._stopping:
                     return  # Nobody waits any more, and the stop has passed already.
-                async for response in self._client.stream_infer(request, metadata):
-                    self._take(response)
+                await self._client.stream_infer(request, metadata, self._take)
         except TimeoutError:
             _log.warning("generation %s: Triton did not end its stream", self.wire_id)
         except DraftgateError as error:
@@ -418,22 +433,3 @@ class Generation:
         if self._reading is not None and not self._reading.done():
             now = asyncio.get_running_loop().time()
             self._leave.reschedule(now + self._client.config.drain_timeout_s)
-
-
-async def _streamed(
-    method: grpc.aio.StreamStreamMultiCallable[_Request, _Response],
-    request: _Request,
-    metadata: Sequence[tuple[str, str]],
-    error_behind: Callable[[grpc.aio.AioRpcError], DraftgateError],
-) -> AsyncIterator[_Response]:
-    """What comes back for one request on a stream of its own, to the end of the RPC."""
-    call = method(metadata=metadata)
-    try:
-        await call.write(request)
-        await call.done_writing()
-        async for response in call:
-            yield response
-    except grpc.aio.AioRpcError as error:
-        raise error_behind(error) from error
-    finally:
-        call.cancel()  # Without effect once the RPC is over.

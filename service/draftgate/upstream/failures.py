@@ -8,13 +8,13 @@ Triton's: texts that are not listed fall back to the code they came with.
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 import grpc
-import grpc.aio
 
 from draftgate.errors import DraftgateError, ErrorCode, from_wire
 
-__all__ = ["as_told", "from_rpc_error", "from_text", "in_tritons_words", "means_lost"]
+__all__ = ["RpcStatus", "as_told", "from_rpc_error", "from_text", "in_tritons_words", "means_lost"]
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,15 @@ def from_text(text: str) -> DraftgateError:
     return _known(text) or _unknown(ErrorCode.INTERNAL, "the model server failed", text)
 
 
-def from_rpc_error(error: grpc.aio.AioRpcError) -> DraftgateError:
+class RpcStatus(Protocol):
+    """What a failed call tells of itself."""
+
+    def code(self) -> grpc.StatusCode: ...
+
+    def details(self) -> str | None: ...
+
+
+def from_rpc_error(error: RpcStatus) -> DraftgateError:
     """The error behind a call that ended with a status other than OK."""
     text = error.details() or ""
     known = _known(text)
@@ -94,7 +102,7 @@ def in_tritons_words(text: str) -> DraftgateError:
     return DraftgateError(known.code if known else ErrorCode.INTERNAL, text)
 
 
-def as_told(error: grpc.aio.AioRpcError) -> DraftgateError:
+def as_told(error: RpcStatus) -> DraftgateError:
     """The error behind a call that ended with a status other than OK, with Triton's own code and
     words where it was Triton that spoke."""
     code, text = error.code().name, error.details() or ""

@@ -190,10 +190,9 @@ class RawStream(_Raw):
         try:
             async with self._leave:
                 content = self._request.SerializeToString()
-                async for response in self._client.stream_raw(content, metadata):
-                    self._client.chunks_received += 1
-                    if not self._over.is_set():
-                        self._take(response, deliver)
+                await self._client.stream_raw(
+                    content, metadata, lambda response: self._take(response, deliver)
+                )
         except TimeoutError:
             _log.warning("request %s: Triton did not end its stream", self.wire_id)
         except DraftgateError as error:
@@ -205,6 +204,9 @@ class RawStream(_Raw):
             self._end()
 
     def _take(self, response: bytes, deliver: Callable[[bytes, Told], None]) -> None:
+        self._client.chunks_received += 1
+        if self._over.is_set():
+            return
         told = told_by(response)
         if told.error:
             error = in_tritons_words(told.error)
