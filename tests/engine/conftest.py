@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from draftgate.engine import Target, load_target
 from draftgate.text import Tokenizer
@@ -59,10 +60,19 @@ def prompts(checkpoint_dir: Path) -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="session")
-def together(target: Target, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Each prompt's greedy tokens, from one batch without speculation."""
-    with threads(CORES), running(target, drafter="none") as engine:
-        return engine.run(prompts, greedy(TOKENS))
+def together(
+    target: Target, prompts: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[int]]:
+    """Each prompt's greedy tokens, from one batch without speculation. Of all processes of a run
+    one works them out."""
+    folder = tmp_path_factory.getbasetemp()
+    file = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "together.json"
+    with FileLock(file.with_suffix(".lock")):
+        if not file.is_file():
+            with threads(CORES), running(target, drafter="none") as engine:
+                file.write_text(json.dumps(engine.run(prompts, greedy(TOKENS))), encoding="utf-8")
+    found: dict[str, list[int]] = json.loads(file.read_text(encoding="utf-8"))
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -395,6 +395,7 @@ SCHEDULES: dict[str, Callable[[], Callable[[DraftQuery], int]]] = {
     "random": lambda: paces(1, 4),
     "random again": lambda: paces(2, 4),
 }
+_LONGEST = {"off for 500", "random again"}
 
 
 @pytest.fixture(scope="module")
@@ -456,7 +457,13 @@ ROUNDING = 1e-5
 differ, in the target as in the head: 3e-6 was measured, of numbers as large as 4."""
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in _LONGEST else name
+        for name in SCHEDULES
+    ],
+)
 def test_what_is_held_does_not_depend_on_what_was_drafted(
     held_after: Run, never_off: dict[int, Held], schedule: str
 ) -> None:

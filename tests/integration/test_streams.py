@@ -20,7 +20,7 @@ from tests.support.infer import stream_infer
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(600)]
 
-TOKENS = 40
+TOKENS = 24
 
 PROMPTS = [
     *("Why is the sky blue?", "What is the capital of France?", "Write a haiku about rain."),

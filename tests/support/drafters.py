@@ -119,7 +119,7 @@ def check_distribution(
 ) -> None:
     """The first three tokens of a target with six, of which the last two may be drafted,
     against the exact product of the target's probabilities."""
-    vocab, draws, prompt = target.config.shape.vocab_size, 4_000, (1, 2, 3)
+    vocab, draws, prompt = target.config.shape.vocab_size, 3_000, (1, 2, 3)
     params = sampled(4, temperature=2.0, top_k=5, frequency_penalty=0.5, **settings)
     seen = np.zeros((vocab,) * 3)
     with running(
