@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from draftgate.checkpoint import SilentProgress, ensure_checkpoint, packaged_source
 from tests.fakes.triton import FakeTriton
@@ -23,6 +24,13 @@ _CACHE = _BUILD / "test-checkpoint"
 # goes to a file of the test's own.
 os.environ["XDG_CACHE_HOME"] = str(_BUILD / "test-cache")
 os.environ["XDG_STATE_HOME"] = str(_BUILD / "test-state")
+
+
+# How fast a machine is, or how busy, is nothing that a test finds out.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 def _keep_to_own_cores() -> None:

@@ -84,7 +84,7 @@ def steps(draw: st.DrawFn) -> list[RowSpan]:
     return spans
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(spans=steps())
 def test_every_row_sees_its_own_past_and_nothing_else(store: KVStore, spans: list[RowSpan]) -> None:
     check(spans, store)

@@ -109,7 +109,7 @@ class CacheMachine(RuleBasedStateMachine):
         return fits
 
 
-CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestCacheMachine = CacheMachine.TestCase
 
 

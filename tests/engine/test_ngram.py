@@ -43,7 +43,7 @@ def searched(tokens: list[int], shortest: int, longest: int, count: int) -> tupl
     return ()
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(TOKENS, SIZES, st.integers(1, 8), st.data())
 def test_it_follows_the_latest_longest_match(
     tokens: list[int], sizes: tuple[int, int], count: int, data: st.DataObject
@@ -59,7 +59,7 @@ def test_it_follows_the_latest_longest_match(
     assert draft.probabilities is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TOKENS, TOKENS, st.integers(1, 5))
 def test_rows_know_nothing_of_each_other(one: list[int], two: list[int], count: int) -> None:
     drafter = NgramDrafter(2, 4)

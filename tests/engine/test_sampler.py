@@ -76,7 +76,7 @@ def cases(draw_from: st.DrawFn) -> tuple[list[float], SamplingParams, list[int],
     return logits, chosen, draw_from(tokens), draw_from(tokens)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(cases())
 def test_filters_and_penalties_are_the_documented_ones(
     case: tuple[list[float], SamplingParams, list[int], list[int]],
@@ -88,7 +88,7 @@ def test_filters_and_penalties_are_the_documented_ones(
     np.testing.assert_allclose(got.numpy(), wanted, rtol=2e-4, atol=1e-6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases(), st.data())
 def test_a_drafted_token_counts_like_an_emitted_one(
     case: tuple[list[float], SamplingParams, list[int], list[int]], data: st.DataObject

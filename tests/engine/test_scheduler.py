@@ -127,7 +127,7 @@ class Trace:
 REQUESTS = st.tuples(st.integers(1, LONGEST - 1), st.integers(1, 60))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     blocks=st.integers(6, 14),
     rows=st.integers(1, 5),

@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from draftgate.contract import DraftSource, FinishReason
 from draftgate.engine import EngineConfig, Output, Target
@@ -93,7 +93,6 @@ def test_the_path_of_the_targets_own_tokens_stands(
     assert last not in children
 
 
-@settings(deadline=None)
 @given(trees(most=6))
 def test_penalties_count_the_path_to_each_draft(tree: tuple[list[int], list[int]]) -> None:
     parents, tokens = tree
@@ -144,7 +143,6 @@ def search(logs: Callable[[tuple[int, ...]], np.ndarray], count: int, width: int
     return found
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 12), st.sampled_from([0.5, 2.0, 6.0]))
 def test_the_tree_holds_the_likeliest_tokens(seed: int, count: int, sharp: float) -> None:
     """With no limit on the width: those of all paths of up to `count` tokens."""
@@ -165,7 +163,6 @@ def test_the_tree_holds_the_likeliest_tokens(seed: int, count: int, sharp: float
     assert set(drafted) == expected - {()}
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 12), st.data())
 def test_a_trees_beginning_is_the_tree_of_fewer_tokens(
     seed: int, count: int, data: st.DataObject

@@ -83,7 +83,8 @@ def speculated(index: int, drafted: int, accepted: int) -> Step:
     )
 )
 @settings(
-    deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 async def test_fewer_events_say_the_same(
     busy: Client, client: Client, triton: FakeTriton, steps: list[tuple[int, int] | None]

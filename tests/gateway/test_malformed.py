@@ -221,7 +221,8 @@ async def test_prompts_are_never_shown(client: Client, caplog: pytest.LogCapture
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(content=st.binary(max_size=200))
 def test_no_bytes_break_the_decoder(content: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,14 +12,17 @@ from hypothesis import strategies as st
 
 from draftgate._pb.inference import grpc_service_pb2 as pb
 from draftgate.gateway.admission import Priority
-from draftgate.gateway.passed_request import PassedRequest, read_request
+from draftgate.gateway.passed_request import PassedRequest, leave_of_limits, read_request
 from draftgate.gateway.tenant import ANONYMOUS
 from draftgate.upstream.balance import prefix_key
 from draftgate.upstream.types import TextPrompt, TokenPrompt
 from tests.support.passing import add, request
 
 PARAMETERS = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end", "other")
-NAMES = ("text_input", "messages", "input_ids", "max_tokens", "request_output_len", "stop", "other")
+NAMES = (
+    *("text_input", "messages", "input_ids", "max_tokens", "request_output_len"),
+    *("stop", "deadline_ms", "other"),
+)
 DATATYPES = ("BYTES", "INT32", "INT64", "UINT64", "UINT8", "BOOL", "FP32", "", "ODD")
 
 parameters = st.one_of(
@@ -158,3 +162,32 @@ def test_the_earlier_limit_is_the_deadline() -> None:
     assert read(asked, time_left_ms=1000).ask.deadline_ms == 1000
     assert read(asked, time_left_ms=9000).ask.deadline_ms == 1500
     assert read(request()).ask.deadline_ms is None
+    add(asked, "deadline_ms", "INT32", struct.pack("<i", 700))
+    assert read(asked, time_left_ms=1000).ask.deadline_ms == 700
+
+
+@given(requests, st.floats(0, 1e4))
+def test_what_the_wait_left_is_all_that_changes(asked: pb.ModelInferRequest, wait_s: float) -> None:
+    before = read(asked).ask
+    leave_of_limits(asked, wait_s)
+    after = read(asked).ask
+    assert replace(before, deadline_ms=None) == replace(after, deadline_ms=None)
+    if before.deadline_ms is None or after.deadline_ms is None:
+        assert after.deadline_ms == before.deadline_ms or before.deadline_ms == 0
+    else:
+        assert 0 <= after.deadline_ms <= before.deadline_ms
+        assert after.deadline_ms >= before.deadline_ms - wait_s * 1000 - 1
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_the_engine_is_left_what_the_wait_left_of_its_deadline(typed: bool) -> None:
+    asked = pb.ModelInferRequest()
+    if typed:
+        tensor = asked.inputs.add(name="deadline_ms", datatype="INT32", shape=[1])
+        tensor.contents.int_contents.append(5000)
+    else:
+        add(asked, "deadline_ms", "INT32", struct.pack("<i", 5000))
+    leave_of_limits(asked, 1.25)
+    assert read(asked).ask.deadline_ms == 3750
+    leave_of_limits(asked, 10.0)
+    assert read(asked).ask.deadline_ms == 1

@@ -145,7 +145,7 @@ async def test_a_generation_that_resumes_one_of_its_callers_is_resumed_too(
         assert resume_len > 7
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 2), max_size=6), st.sampled_from(["prompt", "input_ids"]))
 async def test_losses_may_come_again_and_again(
     tokenizer_dir: Path, losses: list[int], kind: str

@@ -523,7 +523,8 @@ actions = st.one_of(
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(given_actions=st.lists(actions, max_size=12))
 async def test_whatever_is_asked_every_start_has_one_end(

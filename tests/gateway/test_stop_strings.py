@@ -122,7 +122,8 @@ async def test_the_token_that_ended_it_is_named(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     pieces=st.lists(st.text("ab🙂", max_size=3), min_size=1, max_size=8),

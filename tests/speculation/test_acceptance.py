@@ -117,7 +117,7 @@ def test_it_follows_a_change_within_a_few_hundred_steps(rows: int) -> None:
     assert estimator.rates()[EAGLE][0] < 0.2
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.lists(

@@ -47,7 +47,7 @@ def rows(draw: st.DrawFn) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64
     return np.cumprod(rates, axis=1), np.array(lens)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     rows(),
     st.sampled_from([1, 2, 4]),
@@ -104,7 +104,7 @@ def test_the_likelier_rows_get_more() -> None:
     assert lens.tolist() == [4, 0, 2]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(rows(), st.sampled_from([0.01, 0.3, 2.0]), st.integers(0, 60))
 def test_each_draft_length_is_weighed_by_about_its_best_budget(
     given_rows: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]], token_ms: float, prefill: int

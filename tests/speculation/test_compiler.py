@@ -56,7 +56,7 @@ def meant_by_vllm(table: list[list[int]], rows: int) -> int:
     return next(k for first, last, k in table if first <= rows <= last)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 5)), min_size=1, max_size=6))
 def test_each_engine_reads_what_was_meant(spans: list[tuple[int, int]]) -> None:
     """Whatever the ranges; but for one request, where the longest draft is required."""

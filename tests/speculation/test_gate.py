@@ -382,7 +382,7 @@ def test_a_decision_does_not_depend_on_what_it_has_drawn() -> None:
     assert np.array_equal(survival, gate.acceptance.survival(range(4)))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.data())
 def test_whatever_comes_a_decision_is_within_the_limits(data: st.DataObject) -> None:
     gate = Gate(

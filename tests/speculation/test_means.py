@@ -35,7 +35,7 @@ def test_chunks_of_one_octave_count_as_their_mean_and_old_ones_are_forgotten() -
     assert seen(prefill) == {0: 1.0}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 5000), max_size=200))
 def test_shares_are_shares(chunks: list[int]) -> None:
     prefill = PrefillMeans(32)
@@ -73,7 +73,7 @@ def test_rows_that_come_and_go_are_the_same_load(before: int, now: int) -> None:
     assert not means.begins(now)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 100)), min_size=1, max_size=80))
 def test_a_mean_lies_among_what_it_is_of(steps: list[tuple[int, float]]) -> None:
     means = LoadMeans(8)

@@ -26,7 +26,7 @@ def tables(draw: st.DrawFn) -> CostTable:
     return CostTable(curves)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @example(CostTable({k: CostCurve((1, 2), (1.0, 2.0)) for k in (0, 1, 4)}), [(0, 2, 0.0)], 0)
 @given(
     tables(),

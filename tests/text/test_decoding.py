@@ -26,7 +26,7 @@ TEXTS = [
     "\x00\x01\t\r\n  \u00a0\u2028 \ufeff \ufffd",
     "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𠜎𠜱𠝹 \U0010ffff",
 ]
-SETTINGS = settings(max_examples=300, deadline=None)
+SETTINGS = settings(max_examples=300)
 
 
 def cut(ids: Sequence[int], cuts: Sequence[int]) -> list[list[int]]:

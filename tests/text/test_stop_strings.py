@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from draftgate.text import StopStrings
 
-SETTINGS = settings(max_examples=1000, deadline=None)
+SETTINGS = settings(max_examples=1000)
 
 # Few characters, so that strings overlap with each other and with themselves.
 texts = st.text("ab\u0301é🙂", max_size=40)

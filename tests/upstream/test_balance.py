@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftgate.text import Message
@@ -31,7 +31,6 @@ def loads(draw: st.DrawFn) -> list[Load]:
 keys = st.binary(min_size=16, max_size=16)
 
 
-@settings(deadline=None)
 @given(loads(), keys, st.integers(0, 10**5), st.integers(0, 10**5))
 def test_nobody_gets_much_more_than_the_least_loaded_would(
     found: list[Load], key: bytes, tokens: int, affinity_tokens: int
@@ -41,7 +40,6 @@ def test_nobody_gets_much_more_than_the_least_loaded_would(
     assert scores[name] <= min(scores.values()) + affinity_tokens
 
 
-@settings(deadline=None)
 @given(loads(), keys, st.randoms())
 def test_the_order_of_the_replicas_does_not_matter(
     found: list[Load], key: bytes, chance: random.Random
@@ -54,7 +52,6 @@ def test_the_order_of_the_replicas_does_not_matter(
     assert one == other
 
 
-@settings(deadline=None)
 @given(keys, st.sets(st.sampled_from(NAMES), min_size=2))
 def test_a_prefix_stays_where_it_is_while_others_come_and_go(key: bytes, names: set[str]) -> None:
     def preferred(among: set[str]) -> str:
@@ -93,7 +90,6 @@ def test_a_replica_that_just_came_gets_less() -> None:
     assert loads == {"old": pytest.approx(1000, abs=20), "new": pytest.approx(100, abs=20)}
 
 
-@settings(deadline=None)
 @given(st.floats(0.0, 1e6), st.floats(0.0, 1e6))
 def test_a_slow_start_rises_to_a_full_share(age_s: float, slow_start_s: float) -> None:
     weight = slow_start_weight(age_s, slow_start_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftgate.upstream.breaker import Breaker, BreakerLimits, BreakerState
@@ -72,7 +72,6 @@ def test_on_probation_one_failure_opens_it_for_twice_as_long() -> None:
     assert breaker.trial_due(22.0)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

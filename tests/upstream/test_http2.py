@@ -211,7 +211,7 @@ class _Sink(asyncio.Transport):
         pass
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.binary(max_size=40), max_size=8), st.data())
 def test_however_the_bytes_are_cut_the_same_is_heard(bodies: list[bytes], drawn: Any) -> None:
     asyncio.run(_cut_up(bodies, drawn))
@@ -235,7 +235,7 @@ async def _cut_up(bodies: list[bytes], drawn: Any) -> None:
     connection.close()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_no_bytes_of_a_server_raise(content: bytes) -> None:
     async def run() -> None:

@@ -6,7 +6,7 @@ and Triton says what is wrong with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,9 +19,10 @@ from draftgate.upstream.balance import prefix_key
 from draftgate.upstream.raw import Size
 from draftgate.upstream.types import TextPrompt, TokenPrompt
 
-__all__ = ["PassedRequest", "SequenceStep", "leave_of_timeout", "read_request"]
+__all__ = ["PassedRequest", "SequenceStep", "leave_of_limits", "read_request"]
 
 _IDS = "input_ids"
+_DEADLINE = "deadline_ms"
 _TEXTS = ("text_input", "messages", "prompt")
 _MAX_TOKENS = ("max_tokens", "request_output_len", "sampling_param_max_tokens")
 """How the three kinds of model repository call them."""
@@ -89,7 +90,7 @@ def read_request(
     raw = iter(request.raw_input_contents)
     tensors = {each.name: _Tensor(each, next(raw, b"")) for each in request.inputs}
     timeout_us = _timeout_us(request)
-    limits_ms = (time_left_ms, timeout_us // 1000 if timeout_us else None)
+    limits_ms = (time_left_ms, timeout_us // 1000 if timeout_us else None, _deadline_ms(tensors))
     prompts = [each for each in tensors.values() if each.tokens]
     return PassedRequest(
         request=request,
@@ -108,12 +109,23 @@ def read_request(
     )
 
 
-def leave_of_timeout(request: pb.ModelInferRequest, waited_s: float) -> None:
-    """Leave Triton what the wait here has left of the request's `timeout`."""
+def leave_of_limits(request: pb.ModelInferRequest, waited_s: float) -> None:
+    """Leave Triton what the wait here has left of the request's `timeout`, and the engine what it
+    has left of its `deadline_ms`."""
     timeout_us = _timeout_us(request)
     if timeout_us and waited_s:
         left_us = max(1, timeout_us - int(waited_s * 1e6))
         request.parameters["timeout"].int64_param = left_us
+    for index, tensor in enumerate(request.inputs):
+        raw = request.raw_input_contents[index] if index < len(request.raw_input_contents) else b""
+        deadline_ms = _deadline_ms({tensor.name: _Tensor(tensor, raw)})
+        if deadline_ms is None:
+            continue
+        left_ms = max(1, deadline_ms - int(waited_s * 1000))
+        if raw:
+            request.raw_input_contents[index] = left_ms.to_bytes(len(raw), "little")
+        else:
+            tensor.contents.int_contents[0] = left_ms
 
 
 class _Tensor:
@@ -134,6 +146,14 @@ class _Tensor:
         if self.name == _IDS and self._datatype in _INTEGER_BYTES:
             return len(self._raw) // _INTEGER_BYTES[self._datatype] or len(self._integers)
         return 0
+
+    @property
+    def single_int32(self) -> int | None:
+        """The number it holds, if it holds one of this type and nothing else."""
+        if self._datatype != "INT32" or len(self._raw) not in (0, 4):
+            return None
+        given = self.first_integers(2)
+        return given[0] if len(given) == 1 else None
 
     @property
     def is_true(self) -> bool:
@@ -171,6 +191,12 @@ def _max_tokens(tensors: dict[str, _Tensor]) -> int:
     """0 where nobody says: then it may be no generation at all."""
     given = (tensors[name].first_integers(1) for name in _MAX_TOKENS if name in tensors)
     return max((0, *(number for numbers in given for number in numbers)))
+
+
+def _deadline_ms(tensors: Mapping[str, _Tensor]) -> int | None:
+    """Of our own models; None if there is none that makes sense."""
+    given = tensors[_DEADLINE].single_int32 if _DEADLINE in tensors else None
+    return given if given and given > 0 else None
 
 
 def _prefix_key(tensors: dict[str, _Tensor]) -> bytes:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from draftgate._pb.inference import grpc_service_pb2 as pb
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.admission import Place
-from draftgate.gateway.passed_request import PassedRequest, leave_of_timeout, read_request
+from draftgate.gateway.passed_request import PassedRequest, leave_of_limits, read_request
 from draftgate.gateway.sequences import Sequences, Turn
 from draftgate.gateway.team import Admits
 from draftgate.gateway.tenant import current_tenant
@@ -160,7 +160,7 @@ class Passing:
                 ) from error
             if place.waited_s:
                 span.waited(passed.ask.priority, place.waited_s)
-                leave_of_timeout(passed.request, place.waited_s)
+                leave_of_limits(passed.request, place.waited_s)
             yield turn, place
 
     def _choose(

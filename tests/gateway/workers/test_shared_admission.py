@@ -155,7 +155,7 @@ async def test_a_wait_has_an_end() -> None:
         await first.goes()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["enter", "leave", "cancel"]), st.integers(0, 2)), max_size=30
