@@ -235,13 +235,34 @@ async def _cut_up(bodies: list[bytes], drawn: Any) -> None:
     connection.close()
 
 
-@settings(max_examples=300)
-@given(st.binary(max_size=200))
-def test_no_bytes_of_a_server_raise(content: bytes) -> None:
+def frame(kind: int, flags: int, number: int, payload: bytes) -> bytes:
+    return (
+        len(payload).to_bytes(3, "big") + bytes([kind, flags]) + number.to_bytes(4, "big") + payload
+    )
+
+
+frames = st.builds(
+    frame,
+    st.integers(0, 12),
+    st.sampled_from([0, 1, 4, 5, 8, 9, 0x20, 0xFF]),
+    st.sampled_from([0, 1, 1, 1, 2, 3, 2**31 - 1, 2**31 + 1]),
+    # Of some kinds there is only one size.
+    st.binary(max_size=20) | st.binary(min_size=4, max_size=8) | st.just(b"\x88"),
+)
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=200) | st.lists(frames, max_size=8).map(b"".join), st.booleans())
+def test_no_bytes_of_a_server_raise(content: bytes, begun: bool) -> None:
     async def run() -> None:
-        connection, recorder = Connection(PATIENT), _Recorder()
-        connection.connection_made(_Sink())
+        connection, sink, recorder = Connection(PATIENT), _Sink(), _Recorder()
+        connection.connection_made(sink)
         connection.open(recorder, HEADERS, b"x")
+        if begun:
+            h2 = H2Connection(H2Configuration(client_side=False))
+            h2.initiate_connection()
+            h2.receive_data(sink.written)
+            connection.data_received(h2.data_to_send() + head(h2))
         connection.data_received(content)
         connection.connection_lost(None)
         assert [kind for kind, _ in recorder.heard][-1] in {"lost", "reset", "ended"}
