@@ -101,11 +101,11 @@ def test_ngram_drafts_change_no_token(tiny: Target, draft_len: int) -> None:
             assert (engine.engine.counters().drafted_tokens > 0) == (draft_len > 0)
 
 
-@pytest.mark.parametrize("draft_len", range(1, 9))
+@pytest.mark.parametrize("draft_len", [1, 2, 4, 8])
 def test_real_text_with_ngram_drafts(
     target: Target, prompts: dict[str, list[int]], together: dict[str, list[int]], draft_len: int
 ) -> None:
-    """Every eighth prompt with each K: all of them are seen once."""
+    """Every eighth prompt with each K."""
     names = sorted(prompts)[draft_len - 1 :: 8]
     with running(target, draft_len=draft_len) as engine:
         tokens = engine.run({name: prompts[name] for name in names}, greedy(32))
