@@ -31,6 +31,7 @@ import scripted_triton
 from common import Goal, Machine, benchmark_parser, conclude
 from draftgate._pb.draftgate.v1 import generation_pb2, generation_pb2_grpc
 from draftgate.cli.client import GatewayClient
+from draftgate.cli.heap import freeze_heap
 from served import Served, running
 
 __all__ = ["Phase", "Plan", "Report", "goals", "main", "measure"]
@@ -120,6 +121,7 @@ def measure(plan: Plan) -> Report:
         command = ("gateway", "--listen", "127.0.0.1:0", "--model-name", scripted_triton.MODEL)
         options = ("--triton", triton, "--otlp-endpoint", triton)
         gateway = stack.enter_context(running((*command, *options)))
+        freeze_heap()  # The pauses of this process are not the gateway's.
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             capacity, overload = runner.run(_measure(plan, gateway))
     return Report(Machine.this(), plan, capacity, overload)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftgate.cli import service_options
+from draftgate.cli.heap import freeze_heap
 from draftgate.cli.logs import log_to_stderr
 from draftgate.cli.render import say
 from draftgate.cli.stop import Stop
@@ -126,6 +127,7 @@ async def _run_until_stopped(
         if stop.forced.is_set():
             return
         reloading.gateway = running
+        freeze_heap()
         say(f"gateway on {running.address}, Triton on {config.triton_target}")
         if running.admin_address:
             say(f"operators on {running.admin_address}")

@@ -22,6 +22,7 @@ from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest
 from draftgate._pb.draftgate.v1.model_pb2 import Model
 from draftgate.cli.answer import Answer
 from draftgate.cli.client import GatewayClient
+from draftgate.cli.heap import freeze_heap
 from draftgate.cli.options import DEFAULT_SERVER
 from draftgate.cli.preparation import Preparation
 from draftgate.cli.reloading import Reloading
@@ -155,6 +156,7 @@ class _Service:
             async with GatewayClient(gateway.address) as client:
                 model = await _first_answer(client)
         self.ready = True
+        freeze_heap()
         _announce(model, gateway, triton.grpc_target, time.monotonic() - began_s)
 
     async def shut_down(self) -> None:

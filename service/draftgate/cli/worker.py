@@ -14,6 +14,7 @@ import sys
 
 import uvloop
 
+from draftgate.cli.heap import freeze_heap
 from draftgate.cli.logs import log_to_stderr
 from draftgate.gateway.workers import Begin, run_worker
 
@@ -29,6 +30,7 @@ def main(descriptor: int) -> int:
         signal.signal(number, signal.SIG_IGN)
     parent = socket.socket(fileno=descriptor)
     parent.set_inheritable(False)
+    freeze_heap()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run_worker(parent, _set_up))
 
