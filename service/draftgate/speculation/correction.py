@@ -118,8 +118,7 @@ class CostCorrection:
     def _refresh(self) -> None:
         """Means of the ratios' logarithms: a bucket's own, and some of what its neighbours say."""
         seen, logs = self._seen, np.log(self._ratios) * self._seen
-        heard = (_HEARD @ seen.ravel()).reshape(seen.shape)
-        said = (_HEARD @ logs.ravel()).reshape(seen.shape)
+        heard, said = _heard(seen), _heard(logs)
         weight = np.minimum(heard, _HEARSAY)
         total = logs + weight * said / (heard + _PRIOR)
         factors = np.exp(total / np.maximum(seen + weight, 1e-9))
@@ -153,12 +152,16 @@ def _bucket(tokens: int) -> int:
     return int(_BUCKET_OF[min(tokens, len(_BUCKET_OF) - 1)])
 
 
-def _near() -> npt.NDArray[np.float64]:
-    """How much buckets say about each other: [all of both kinds, all of both kinds]."""
-    steps = np.arange(_BUCKETS)
-    near = np.exp(-np.abs(steps[:, None] - steps) / _REACH)
-    others = near - np.eye(_BUCKETS)
-    return np.block([[others, _OTHER * near], [_OTHER * near, others]])
+_STEPS = np.arange(_BUCKETS)
+_NEAR = np.exp(-np.abs(_STEPS[:, None] - _STEPS) / _REACH)
+"""How much buckets say about each other."""
 
 
-_HEARD = _near()
+def _heard(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """What is said of each bucket, of steps without and with drafts [2, buckets], by all others.
+
+    Products so small that no threads are woken for them, which would fight with the engine's.
+    """
+    near = values @ _NEAR
+    found: npt.NDArray[np.float64] = near - values + _OTHER * near[::-1]
+    return found
