@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -16,6 +16,23 @@ __all__ = ["parse", "problems", "read_mapping"]
 _Model = TypeVar("_Model", bound=BaseModel)
 
 _MAX_BYTES = 4 * 2**20
+
+
+class _TwiceError(yaml.MarkedYAMLError):
+    """A key stands twice in a mapping; YAML forbids it, and PyYAML takes the second."""
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            name = (key.tag, key.value)
+            if name in seen:
+                raise _TwiceError(problem_mark=key.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep)
 
 
 def read_mapping(path: Path) -> dict[str, object]:
@@ -34,12 +51,13 @@ def read_mapping(path: Path) -> dict[str, object]:
     if len(content) > _MAX_BYTES:
         raise _bad(path, f"more than {_MAX_BYTES} bytes")
     try:
-        found = yaml.safe_load(content)
+        found = yaml.load(content, _Loader)
     except yaml.YAMLError as error:
         # The error's own text shows the line, which may hold a secret.
         mark = getattr(error, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise _bad(path, f"no YAML{place}") from None
+        what = "a key that stands twice" if isinstance(error, _TwiceError) else "no YAML"
+        raise _bad(path, f"{what}{place}") from None
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):

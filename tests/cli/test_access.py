@@ -39,3 +39,38 @@ async def test_an_authority_that_cannot_be_read_is_named() -> None:
     assert done.err == (
         "error: DRAFTGATE_CA_FILE: /nowhere/ca.crt cannot be read: No such file or directory\n"
     )
+
+
+async def test_a_certificate_of_ones_own(triton: FakeTriton, tmp_path: Path) -> None:
+    authority = Authority()
+    ca_file, cert_file, key_file = (tmp_path / name for name in ("ca.crt", "me.crt", "me.key"))
+    ca_file.write_bytes(authority.certificate)
+    tls = TlsConfig(tmp_path / "server.crt", tmp_path / "server.key", client_ca_file=ca_file)
+    authority.issue("server").write(tls.cert_file, tls.key_file)
+    authority.issue("me").write(cert_file, key_file)
+    trusting = {"DRAFTGATE_CA_FILE": str(ca_file)}
+    shown = {"DRAFTGATE_CERT_FILE": str(cert_file), "DRAFTGATE_KEY_FILE": str(key_file)}
+    async with running_gateway(triton.target, security=SecurityConfig(tls=tls)) as gateway:
+        await gateway.local.serving(timeout_s=30)
+        address = f"127.0.0.1:{gateway.port}"
+        ask = ["generate", "Hi", "--server", address]
+        done = await run_in_pipe(ask, env={**trusting, **shown})
+        assert (done.code, done.out) == (0, "Hello world\n")
+        # There is a server: to start one is no advice.
+        done = await run_in_pipe(ask, env=trusting)
+        assert (done.code, done.out) == (1, "")
+        assert f"the server at {address} broke off, or does not answer over TLS" in done.err
+        assert "DRAFTGATE_CERT_FILE" in done.err
+        done = await run_in_pipe(ask)
+        assert (done.code, done.out) == (1, "")
+        assert f"the server at {address} broke off, or does not answer in clear text" in done.err
+        assert "DRAFTGATE_CA_FILE" in done.err
+
+
+async def test_a_certificate_without_its_key_is_named() -> None:
+    env = {"DRAFTGATE_CERT_FILE": "/nowhere/me.crt"}
+    done = await run_in_pipe(["generate", "Hi", "--server", "127.0.0.1:1"], env=env)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "error: DRAFTGATE_KEY_FILE: got None, allowed: a file, with the other one\n"
+    )

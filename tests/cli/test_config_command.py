@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
+import pytest
 import yaml
 
 from draftgate.gateway.auth import Authenticator, SecurityConfig
@@ -34,6 +36,39 @@ async def test_a_file_is_checked_with_the_files_that_it_names(tmp_path: Path) ->
     Authority().issue("server").write(cert, key)
     done = await run_in_pipe(["config", "check", str(file)])
     assert (done.code, done.out, done.err) == (0, f"{file}: nothing wrong\n", "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ("listen: 0.0.0.0:50999", "cannot listen on 0.0.0.0:50999: other machines could reach it"),
+        ("listen: here", "cannot listen on here: give host:port with a port from 0 to 65535"),
+        ("listen: 127.0.0.1:99999", "cannot listen on 127.0.0.1:99999: give host:port"),
+        (
+            "{listen: 127.0.0.1:5, admin_listen: 127.0.0.1:5}",
+            "admin_listen: got '127.0.0.1:5', allowed: another port than listen's",
+        ),
+        ("triton: nonsense", "triton: got 'nonsense', allowed: HOST:PORT or dns:///NAME:PORT"),
+        ("listen: a:1\nlisten: b:1", "{file}: a key that stands twice at line 2, column 1"),
+        ("admission: {max_waiting: 1, max_waiting: 2}", "{file}: a key that stands twice at line"),
+    ],
+)
+async def test_what_would_keep_it_from_starting_is_found(
+    tmp_path: Path, settings: str, problem: str
+) -> None:
+    file = tmp_path / "draftgate.yaml"
+    file.write_text(settings)
+    done = await run_in_pipe(["config", "check", str(file)])
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: {problem.format(file=file)}")
+
+
+async def test_an_address_that_is_in_use_is_no_fault_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "draftgate.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        file.write_text(f"listen: 127.0.0.1:{taken.getsockname()[1]}")
+        done = await run_in_pipe(["config", "check", str(file)])
+    assert (done.code, done.err) == (0, "")
 
 
 async def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:

@@ -173,3 +173,21 @@ async def test_the_events_of_a_refused_attempt_are_those_of_the_next_alone(
     assert kinds.count(Started) == 1
     assert kinds.count(Tokens) == 2
     assert generation.text_so_far == "texttext"
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("-inf")])
+def test_a_time_limit_that_is_none_is_the_callers_fault(timeout_s: float) -> None:
+    with pytest.raises(
+        DraftgateError, match=r"timeout_s: got .*, allowed: a time above 0"
+    ) as raised:
+        Attempts(RetryPolicy(), timeout_s)
+    assert raised.value.code is ErrorCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("timeout_s", [1e12, 1e30, float("inf")])
+async def test_a_time_limit_far_away_is_not_over_at_once(
+    scripted: Opened, wire: FakeWire, timeout_s: float
+) -> None:
+    """gRPC counts nanoseconds, in 64 bits."""
+    wire.scripts.append([STARTED, TOKENS, FINISHED])
+    assert await scripted.generate("Hi", timeout_s=timeout_s).text() == "text"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import TracebackType
@@ -21,7 +22,7 @@ from draftgate._pb.draftgate.v1.gate_pb2 import (
 )
 from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest, GenerateResponse
 from draftgate._pb.draftgate.v1.model_pb2 import GetModelRequest, Model
-from draftgate.cli.access import open_transport
+from draftgate.cli.access import CA_FILE, CERT_FILE, KEY_FILE, open_transport
 from draftgate.client.aio import AsyncStream
 from draftgate.client.calls import Ask, watch_health
 from draftgate.client.errors import CallError
@@ -31,6 +32,9 @@ from draftgate.errors import DraftgateError, ErrorCode
 __all__ = ["GatewayClient"]
 
 _Answer = TypeVar("_Answer")
+
+_LOOK_S = 1.0
+"""To see whether there is a server at all, once a call has failed."""
 
 
 class GatewayClient:
@@ -144,19 +148,43 @@ class GatewayClient:
                 return DraftgateError(
                     ErrorCode.UNAVAILABLE, f"the server at {self._server} went away"
                 )
-            return DraftgateError(
-                ErrorCode.UNAVAILABLE,
-                f"no server answers at {self._server}: start one with `draftgate serve`, "
-                "or name another with --server HOST:PORT",
-            )
+            return DraftgateError(ErrorCode.UNAVAILABLE, self._no_answer())
         if error.code is ErrorCode.DEADLINE_EXCEEDED:
             return DraftgateError(
                 ErrorCode.DEADLINE_EXCEEDED, f"not finished within {timeout_s:g} s"
             )
         return error
 
+    def _no_answer(self) -> str:
+        """Why there may be none."""
+        if not _listens(self._server):
+            return (
+                f"no server answers at {self._server}: start one with `draftgate serve`, "
+                "or name another with --server HOST:PORT"
+            )
+        if self._transport.connection.tls is None:
+            return (
+                f"the server at {self._server} broke off, or does not answer in clear text: try "
+                f"again, or if it speaks TLS name the certificates to trust in {CA_FILE}"
+            )
+        return (
+            f"the server at {self._server} broke off, or does not answer over TLS: try again, or "
+            f"see whether it speaks TLS, whether its certificate is one that {CA_FILE} vouches for,"
+            f" and whether it wants one of yours ({CERT_FILE}, {KEY_FILE})"
+        )
+
     def _connected(self) -> bool:
         return self._transport.channel.get_state() is grpc.ChannelConnectivity.READY
+
+
+def _listens(server: str) -> bool:
+    """Whether anybody takes a connection there."""
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S):
+            return True
+    except (OSError, ValueError, OverflowError):
+        return False
 
 
 def _as_it_is(answer: Any) -> Any:

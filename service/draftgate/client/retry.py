@@ -12,6 +12,9 @@ from draftgate.errors import ErrorCode, invalid_argument
 
 __all__ = ["DEFAULT_RETRY", "Attempts", "RetryPolicy"]
 
+_LONGEST_S = 1e8
+"""Some three years. A time far beyond that is over at once for gRPC, which counts nanoseconds."""
+
 _RETRIED = frozenset({ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.UNAVAILABLE})
 
 
@@ -45,9 +48,16 @@ class Attempts:
     """The attempts of one call, within its time."""
 
     def __init__(self, policy: RetryPolicy, timeout_s: float | None) -> None:
-        """The time begins now; None, or infinity, has no end."""
+        """The time begins now; None has no end, nor has more than `_LONGEST_S`.
+
+        Raises DraftgateError(INVALID_ARGUMENT) for a time that is none.
+        """
+        if timeout_s is not None and not timeout_s > 0:
+            raise invalid_argument("timeout_s", timeout_s, "a time above 0, in seconds")
         self._policy = policy
-        self._end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        self._end_s = math.inf
+        if timeout_s is not None and timeout_s <= _LONGEST_S:
+            self._end_s = time.monotonic() + timeout_s
         self._made = 1
         self._answered = False
 

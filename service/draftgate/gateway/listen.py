@@ -13,7 +13,7 @@ import grpc.aio
 
 from draftgate.errors import DraftgateError, ErrorCode
 
-__all__ = ["HeldPort", "bind", "check_listen", "is_loopback"]
+__all__ = ["HeldPort", "bind", "check_address", "check_listen", "is_loopback"]
 
 
 def bind(
@@ -50,6 +50,11 @@ def check_listen(listen: str, *, secured: bool, shared: bool = False) -> None:
         each.close()
 
 
+def check_address(listen: str, *, secured: bool) -> None:
+    """As `check_listen`, but whether the port is free: it may be this service's own."""
+    _addresses(listen, secured=secured)
+
+
 class HeldPort:
     """A port that is held for processes that share it, and stays the same while they come and go.
     Nobody listens here: connections go to those that do."""
@@ -71,22 +76,10 @@ class HeldPort:
 
 def _bound(listen: str, *, secured: bool, shared: bool) -> list[socket.socket]:
     """A socket bound to each of the addresses of `listen`, as far as this machine has them."""
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise _unusable(listen, "give host:port with a port from 0 to 65535")
-    try:
-        found = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise _unusable(listen, f"the host is unknown ({error.strerror})") from error
-    if not secured and not (host and all(is_loopback(each[4][0]) for each in found)):
-        raise _unusable(
-            listen,
-            "other machines could reach it in clear text; set up TLS (security.tls in the "
-            "configuration), or allow it with --insecure",
-        )
+    port = listen.rpartition(":")[2]
     bound: list[socket.socket] = []
     problems: list[OSError] = []
-    for family, _, _, _, address in found:
+    for family, address in _addresses(listen, secured=secured):
         try:
             bound.append(_bind(family, address, bound, shared=shared))
         except OSError as error:
@@ -100,6 +93,24 @@ def _bound(listen: str, *, secured: bool, shared: bool) -> list[socket.socket]:
         message = f"port {port} is in use; stop what uses it or choose another port"
         raise _unusable(listen, message) from taken
     raise _unusable(listen, problems[0].strerror or str(problems[0])) from problems[0]
+
+
+def _addresses(listen: str, *, secured: bool) -> list[tuple[int, tuple[Any, ...]]]:
+    """Family and address of each that `listen` stands for."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise _unusable(listen, "give host:port with a port from 0 to 65535")
+    try:
+        found = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise _unusable(listen, f"the host is unknown ({error.strerror})") from error
+    if not secured and not (host and all(is_loopback(each[4][0]) for each in found)):
+        raise _unusable(
+            listen,
+            "other machines could reach it in clear text; set up TLS (security.tls in the "
+            "configuration), or allow it with --insecure",
+        )
+    return [(family, address) for family, _, _, _, address in found]
 
 
 def is_loopback(address: str | int) -> bool:

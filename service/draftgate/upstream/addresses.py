@@ -33,10 +33,10 @@ class Addresses:
     names: tuple[DnsName, ...] = ()
 
 
-def parse_addresses(text: str) -> Addresses:
+def parse_addresses(text: str, *, field: str = "triton_target") -> Addresses:
     """`HOST:PORT` or `dns:///NAME:PORT`, several separated by commas.
 
-    Raises DraftgateError(INVALID_ARGUMENT) for anything else.
+    Raises DraftgateError(INVALID_ARGUMENT) for anything else, naming the `field` it was given in.
     """
     static: list[str] = []
     names: list[DnsName] = []
@@ -44,14 +44,14 @@ def parse_addresses(text: str) -> Addresses:
         address = part.strip()
         found = _ADDRESS.fullmatch(address.removeprefix(_DNS))
         if found is None or not 1 <= int(found["port"]) <= 65535:
-            raise invalid_argument("triton_target", address, _ALLOWED)
+            raise invalid_argument(field, address, _ALLOWED)
         if address.startswith(_DNS):
             names.append(DnsName(found["host"], int(found["port"])))
         else:
             static.append(address)
     doubles = len(static) - len(set(static)) + len(names) - len(set(names))
     if doubles:
-        raise invalid_argument("triton_target", text, f"{_ALLOWED}, none of them twice")
+        raise invalid_argument(field, text, f"{_ALLOWED}, none of them twice")
     return Addresses(tuple(static), tuple(names))
 
 
