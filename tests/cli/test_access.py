@@ -74,3 +74,14 @@ async def test_a_certificate_without_its_key_is_named() -> None:
     assert done.err == (
         "error: DRAFTGATE_KEY_FILE: got None, allowed: a file, with the other one\n"
     )
+
+
+async def test_a_key_that_is_none_is_named() -> None:
+    for key in ("schl\u00fcssel", "two\nlines"):
+        env = {"DRAFTGATE_API_KEY": key}
+        done = await run_in_pipe(["generate", "Hi", "--server", "127.0.0.1:1"], env=env)
+        assert (done.code, done.out) == (1, "")
+        assert done.err == (
+            "error: DRAFTGATE_API_KEY: got characters that no header can hold, allowed: printable "
+            "ASCII\n"
+        )

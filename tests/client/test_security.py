@@ -134,3 +134,13 @@ def test_files_that_are_of_no_use_are_named(tmp_path: Path) -> None:
         Tls(cert_file=tmp_path / "me.crt")
     with pytest.raises(DraftgateError, match=r"tls\.cert_file: got None"):
         Tls(key_file=tmp_path / "me.key")
+
+
+async def test_credentials_that_no_header_can_hold_are_the_callers_fault(
+    wire: FakeWire, kind: str
+) -> None:
+    with pytest.raises(DraftgateError, match="credentials: got characters that no header"):
+        Client(wire.address, credentials="schl\u00fcssel")
+    async with opened(kind, wire.address, credentials=lambda: "two\nlines") as client:
+        with pytest.raises(DraftgateError, match="credentials: got characters that no header"):
+            await client.model()

@@ -44,7 +44,7 @@ def open_transport(server: str) -> AsyncTransport:
         return AsyncTransport(connection, RetryPolicy(max_attempts=1))
     except DraftgateError as error:
         message = error.message
-        for name, variable in _FIELDS.items():
+        for name, variable in {**_FIELDS, "credentials:": f"{API_KEY}:"}.items():
             message = message.replace(name, variable, 1)
         raise DraftgateError(error.code, message) from error
 

@@ -77,7 +77,10 @@ class Connection:
     safe."""
 
     def __post_init__(self) -> None:
-        """Raises DraftgateError(FAILED_PRECONDITION) where others could read the credentials."""
+        """Raises DraftgateError: FAILED_PRECONDITION where others could read the credentials,
+        INVALID_ARGUMENT for credentials that no header can hold."""
+        if isinstance(self.credentials, str):
+            _check(self.credentials)
         if self.credentials is None or self.tls or self.insecure or _is_local(self.address):
             return
         raise DraftgateError(
@@ -99,17 +102,30 @@ class Connection:
         return grpc.aio.secure_channel(self.address, _shown(self.tls), options=self._options())
 
     def metadata(self) -> Metadata:
-        """What goes along with a call that is made now: credentials and trace context."""
+        """What goes along with a call that is made now: credentials and trace context.
+
+        Raises DraftgateError(INVALID_ARGUMENT) for credentials that no header can hold.
+        """
         found = outgoing_metadata()
         if self.credentials is None:
             return found
         given = self.credentials if isinstance(self.credentials, str) else self.credentials()
+        _check(given)
         return (("authorization", f"Bearer {given}"), *found)
 
     def _options(self) -> tuple[tuple[str, int | str], ...]:
         if self.tls is None or self.tls.server_name is None:
             return _OPTIONS
         return (*_OPTIONS, ("grpc.ssl_target_name_override", self.tls.server_name))
+
+
+def _check(credentials: str) -> None:
+    if not (credentials.isascii() and credentials.isprintable()):
+        raise DraftgateError(
+            ErrorCode.INVALID_ARGUMENT,
+            "credentials: got characters that no header can hold, allowed: printable ASCII",
+            field="credentials",
+        )
 
 
 def _shown(tls: Tls) -> grpc.ChannelCredentials:
