@@ -82,7 +82,8 @@ async def test_several_workers_reload_and_end_in_order_with_their_parent(
         assert len(footprint.processes()) == 3
         async with clients(admin, 4) as operators:
             assert {tuple(await each.replicas()) for each in operators} == {(triton.target,)}
-        file.write_text(f"{settings}admission: {{max_concurrency: 9}}\nmodel_name: other\n")
+        changed = settings.replace("some-model", "other")
+        file.write_text(f"{changed}admission: {{max_concurrency: 9}}\n")
         os.kill(terminal.process.pid, signal.SIGHUP)
         await terminal.sees("reloaded; only a restart changes model_name")
         async with clients(address, 8) as found:
