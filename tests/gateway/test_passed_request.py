@@ -179,6 +179,16 @@ def test_what_the_wait_left_is_all_that_changes(asked: pb.ModelInferRequest, wai
         assert after.deadline_ms >= before.deadline_ms - wait_s * 1000 - 1
 
 
+def test_a_deadline_in_the_wrong_kind_of_contents_is_left_alone() -> None:
+    asked = pb.ModelInferRequest()
+    tensor = asked.inputs.add(name="deadline_ms", datatype="INT32", shape=[1])
+    tensor.contents.uint64_contents.append(5000)
+    before = asked.SerializeToString()
+    leave_of_limits(asked, 1.0)
+    assert asked.SerializeToString() == before
+    assert read(asked).ask.deadline_ms is None
+
+
 @pytest.mark.parametrize("typed", [False, True])
 def test_the_engine_is_left_what_the_wait_left_of_its_deadline(typed: bool) -> None:
     asked = pb.ModelInferRequest()

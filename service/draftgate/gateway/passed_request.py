@@ -6,7 +6,7 @@ and Triton says what is wrong with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -90,7 +90,11 @@ def read_request(
     raw = iter(request.raw_input_contents)
     tensors = {each.name: _Tensor(each, next(raw, b"")) for each in request.inputs}
     timeout_us = _timeout_us(request)
-    limits_ms = (time_left_ms, timeout_us // 1000 if timeout_us else None, _deadline_ms(tensors))
+    limits_ms = (
+        time_left_ms,
+        timeout_us // 1000 if timeout_us else None,
+        _deadline_ms(tensors.get(_DEADLINE)),
+    )
     prompts = [each for each in tensors.values() if each.tokens]
     return PassedRequest(
         request=request,
@@ -116,14 +120,17 @@ def leave_of_limits(request: pb.ModelInferRequest, waited_s: float) -> None:
     if timeout_us and waited_s:
         left_us = max(1, timeout_us - int(waited_s * 1e6))
         request.parameters["timeout"].int64_param = left_us
+    raws = request.raw_input_contents
     for index, tensor in enumerate(request.inputs):
-        raw = request.raw_input_contents[index] if index < len(request.raw_input_contents) else b""
-        deadline_ms = _deadline_ms({tensor.name: _Tensor(tensor, raw)})
+        if tensor.name != _DEADLINE:
+            continue
+        raw = raws[index] if index < len(raws) else b""
+        deadline_ms = _deadline_ms(_Tensor(tensor, raw))
         if deadline_ms is None:
             continue
         left_ms = max(1, deadline_ms - int(waited_s * 1000))
         if raw:
-            request.raw_input_contents[index] = left_ms.to_bytes(len(raw), "little")
+            raws[index] = left_ms.to_bytes(len(raw), "little")
         else:
             tensor.contents.int_contents[0] = left_ms
 
@@ -152,7 +159,7 @@ class _Tensor:
         """The number it holds, if it holds one of this type and nothing else."""
         if self._datatype != "INT32" or len(self._raw) not in (0, 4):
             return None
-        given = self.first_integers(2)
+        given = self.first_integers(1) if self._raw else self._contents.int_contents
         return given[0] if len(given) == 1 else None
 
     @property
@@ -193,9 +200,9 @@ def _max_tokens(tensors: dict[str, _Tensor]) -> int:
     return max((0, *(number for numbers in given for number in numbers)))
 
 
-def _deadline_ms(tensors: Mapping[str, _Tensor]) -> int | None:
+def _deadline_ms(tensor: _Tensor | None) -> int | None:
     """Of our own models; None if there is none that makes sense."""
-    given = tensors[_DEADLINE].single_int32 if _DEADLINE in tensors else None
+    given = tensor.single_int32 if tensor else None
     return given if given and given > 0 else None
 
 
