@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from draftgate.gateway.auth import SecurityConfig, TlsConfig
 from tests.fakes.triton import FakeTriton
 from tests.support.certificates import Authority
@@ -32,15 +34,6 @@ async def test_a_key_and_an_authority(triton: FakeTriton, tmp_path: Path) -> Non
         assert done.err.startswith("error: no credentials: ")
 
 
-async def test_an_authority_that_cannot_be_read_is_named() -> None:
-    env = {"DRAFTGATE_CA_FILE": "/nowhere/ca.crt"}
-    done = await run_in_pipe(["generate", "Hi", "--server", "127.0.0.1:1"], env=env)
-    assert (done.code, done.out) == (1, "")
-    assert done.err == (
-        "error: DRAFTGATE_CA_FILE: /nowhere/ca.crt cannot be read: No such file or directory\n"
-    )
-
-
 async def test_a_certificate_of_ones_own(triton: FakeTriton, tmp_path: Path) -> None:
     authority = Authority()
     ca_file, cert_file, key_file = (tmp_path / name for name in ("ca.crt", "me.crt", "me.key"))
@@ -67,21 +60,34 @@ async def test_a_certificate_of_ones_own(triton: FakeTriton, tmp_path: Path) -> 
         assert "DRAFTGATE_CA_FILE" in done.err
 
 
-async def test_a_certificate_without_its_key_is_named() -> None:
-    env = {"DRAFTGATE_CERT_FILE": "/nowhere/me.crt"}
-    done = await run_in_pipe(["generate", "Hi", "--server", "127.0.0.1:1"], env=env)
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        (
+            "DRAFTGATE_CA_FILE",
+            "/nowhere/ca.crt",
+            "DRAFTGATE_CA_FILE: /nowhere/ca.crt cannot be read: No such file or directory",
+        ),
+        (
+            "DRAFTGATE_CERT_FILE",
+            "/nowhere/me.crt",
+            "DRAFTGATE_KEY_FILE: got None, allowed: a file, with the other one",
+        ),
+        *(
+            (
+                "DRAFTGATE_API_KEY",
+                key,
+                "DRAFTGATE_API_KEY: got characters that no header can hold, allowed: printable "
+                "ASCII",
+            )
+            for key in ("schl\u00fcssel", "two\nlines")
+        ),
+    ],
+)
+async def test_a_variable_that_is_of_no_use_is_named(
+    variable: str, value: str, problem: str
+) -> None:
+    ask = ["generate", "Hi", "--server", "127.0.0.1:1"]
+    done = await run_in_pipe(ask, env={variable: value})
     assert (done.code, done.out) == (1, "")
-    assert done.err == (
-        "error: DRAFTGATE_KEY_FILE: got None, allowed: a file, with the other one\n"
-    )
-
-
-async def test_a_key_that_is_none_is_named() -> None:
-    for key in ("schl\u00fcssel", "two\nlines"):
-        env = {"DRAFTGATE_API_KEY": key}
-        done = await run_in_pipe(["generate", "Hi", "--server", "127.0.0.1:1"], env=env)
-        assert (done.code, done.out) == (1, "")
-        assert done.err == (
-            "error: DRAFTGATE_API_KEY: got characters that no header can hold, allowed: printable "
-            "ASCII\n"
-        )
+    assert done.err == f"error: {problem}\n"

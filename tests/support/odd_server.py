@@ -12,10 +12,9 @@ from h2.events import RequestReceived
 
 from draftgate.upstream.http2 import KeepAlive
 from draftgate.upstream.streams import StreamChannel
+from tests.support.stream_calls import PATIENT
 
-__all__ = ["PATIENT", "OddServer", "odd_server"]
-
-PATIENT = KeepAlive(after_s=330.0, timeout_s=20.0)
+__all__ = ["OddServer", "odd_server"]
 
 
 class OddServer:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgate.upstream.http2 import Connection, KeepAlive
-from draftgate.upstream.streams import CallError, StreamChannel
-from tests.support.odd_server import PATIENT, odd_server
+from tests.support.odd_server import odd_server
+from tests.support.stream_calls import PATIENT, called, failure
 
 HEADERS = [
     (b":method", b"POST"),
@@ -23,18 +23,6 @@ HEADERS = [
     (b":path", b"/"),
     (b":authority", b"server"),
 ]
-
-
-async def called(channel: StreamChannel) -> list[bytes]:
-    found: list[bytes] = []
-    await channel.call("/some.Service/Method", b"", (), found.append)
-    return found
-
-
-async def failure(channel: StreamChannel) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(CallError) as raised:
-        await called(channel)
-    return raised.value.code(), raised.value.details()
 
 
 def message(content: bytes, flag: int = 0) -> bytes:

@@ -12,9 +12,8 @@ import grpc.aio
 import pytest
 
 from draftgate.upstream.streams import CallError, StreamChannel
-from tests.support.odd_server import PATIENT
+from tests.support.stream_calls import METHOD, PATIENT, called, failure
 
-_METHOD = "/some.Service/Method"
 Handler = Callable[[Any, Any], Awaitable[None]]
 
 
@@ -24,7 +23,7 @@ async def served(
 ) -> AsyncIterator[tuple[StreamChannel, grpc.aio.Server]]:
     """A channel to a real gRPC server whose one method is `handle`, of bytes."""
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1), *options])
-    service, method = _METHOD.strip("/").split("/")
+    service, method = METHOD.strip("/").split("/")
     handler = grpc.stream_stream_rpc_method_handler(handle)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {method: handler}),)
@@ -37,20 +36,6 @@ async def served(
     finally:
         await channel.close()
         await server.stop(None)
-
-
-async def called(
-    channel: StreamChannel, request: bytes = b"", metadata: tuple[tuple[str, str], ...] = ()
-) -> list[bytes]:
-    found: list[bytes] = []
-    await channel.call(_METHOD, request, metadata, found.append)
-    return found
-
-
-async def failure(channel: StreamChannel) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(CallError) as raised:
-        await called(channel)
-    return raised.value.code(), raised.value.details()
 
 
 async def echo(requests: Any, context: Any) -> None:
@@ -146,7 +131,7 @@ async def test_leaving_a_call_ends_it_at_the_server_and_no_other() -> None:
             took[response] += 1
 
         calls = {
-            request: asyncio.create_task(channel.call(_METHOD, request, (), take))
+            request: asyncio.create_task(channel.call(METHOD, request, (), take))
             for request in took
         }
         while not all(took.values()):
@@ -170,7 +155,7 @@ async def test_what_the_taker_raises_ends_the_call_alone() -> None:
 
     async with served(echo) as (channel, _):
         with pytest.raises(ValueError, match="no use"):
-            await channel.call(_METHOD, b"x", (), take)
+            await channel.call(METHOD, b"x", (), take)
         assert await called(channel, b"y") == [b"y"]
 
 
@@ -185,7 +170,7 @@ async def test_a_server_that_stops_lets_calls_end_and_takes_no_new_ones() -> Non
 
     async with served(handle) as (channel, server):
         found: list[bytes] = []
-        running = asyncio.create_task(channel.call(_METHOD, b"", (), found.append))
+        running = asyncio.create_task(channel.call(METHOD, b"", (), found.append))
         while not found:
             await asyncio.sleep(0.001)
         stopping = asyncio.create_task(server.stop(10))

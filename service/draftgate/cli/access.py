@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from draftgate.client.aio import AsyncTransport
 from draftgate.client.connection import Connection, Tls
 from draftgate.client.retry import RetryPolicy
 from draftgate.errors import DraftgateError
 
-__all__ = ["API_KEY", "CA_FILE", "CERT_FILE", "KEY_FILE", "open_transport", "reaching"]
+__all__ = ["API_KEY", "CA_FILE", "CERT_FILE", "KEY_FILE", "connect", "open_transport", "reaching"]
 
 API_KEY = "DRAFTGATE_API_KEY"
 """The variable with an API key or a token."""
@@ -22,7 +25,13 @@ CERT_FILE = "DRAFTGATE_CERT_FILE"
 KEY_FILE = "DRAFTGATE_KEY_FILE"
 """... and the one that names its private key."""
 
-_FIELDS = {"tls.ca_file": CA_FILE, "tls.cert_file": CERT_FILE, "tls.key_file": KEY_FILE}
+_VARIABLES = {
+    "credentials": API_KEY,
+    "tls.ca_file": CA_FILE,
+    "tls.cert_file": CERT_FILE,
+    "tls.key_file": KEY_FILE,
+}
+"""Where each field of a connection comes from."""
 
 
 def open_transport(server: str) -> AsyncTransport:
@@ -31,22 +40,32 @@ def open_transport(server: str) -> AsyncTransport:
     Raises DraftgateError: NOT_FOUND for certificates that cannot be read, INVALID_ARGUMENT for a
     certificate without its key.
     """
-    ca_file, cert_file, key_file = (os.environ.get(name) or None for name in _FIELDS.values())
+    key, *tls = (os.environ.get(variable) or None for variable in _VARIABLES.values())
     try:
         connection = Connection(
             server,
-            credentials=os.environ.get(API_KEY) or None,
-            tls=Tls(ca_file, cert_file, key_file) if ca_file or cert_file or key_file else None,
+            credentials=key,
+            tls=Tls(*tls) if any(tls) else None,
             # Who sets the key for a server without certificates means that server.
             insecure=True,
         )
         # A user who waits wants to know why: what was turned away is not tried again.
         return AsyncTransport(connection, RetryPolicy(max_attempts=1))
     except DraftgateError as error:
-        message = error.message
-        for name, variable in {**_FIELDS, "credentials:": f"{API_KEY}:"}.items():
-            message = message.replace(name, variable, 1)
+        if error.field not in _VARIABLES:
+            raise
+        message = error.message.replace(error.field, _VARIABLES[error.field], 1)
         raise DraftgateError(error.code, message) from error
+
+
+async def connect(address: str, context: ssl.SSLContext | None, timeout_s: float) -> Any:
+    """Connect and leave; with `context` what TLS came to. Raises OSError or TimeoutError."""
+    host, _, port = address.rpartition(":")
+    async with asyncio.timeout(timeout_s):
+        _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+    tls = writer.get_extra_info("ssl_object")
+    writer.transport.abort()
+    return tls
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import TracebackType
@@ -22,7 +21,7 @@ from draftgate._pb.draftgate.v1.gate_pb2 import (
 )
 from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest, GenerateResponse
 from draftgate._pb.draftgate.v1.model_pb2 import GetModelRequest, Model
-from draftgate.cli.access import CA_FILE, CERT_FILE, KEY_FILE, open_transport
+from draftgate.cli.access import CA_FILE, CERT_FILE, KEY_FILE, connect, open_transport
 from draftgate.client.aio import AsyncStream
 from draftgate.client.calls import Ask, watch_health
 from draftgate.client.errors import CallError
@@ -125,7 +124,7 @@ class GatewayClient:
         try:
             return await self._transport.ask(question, timeout_s)
         except CallError as error:
-            raise self._translate(error, timeout_s) from error
+            raise await self._translate(error, timeout_s) from error
 
     async def _events(
         self, stream: AsyncStream[_Answer], timeout_s: float = float("inf")
@@ -138,9 +137,9 @@ class GatewayClient:
                     answered = True
                     yield event
             except CallError as error:
-                raise self._translate(error, timeout_s, answered=answered) from error
+                raise await self._translate(error, timeout_s, answered=answered) from error
 
-    def _translate(
+    async def _translate(
         self, error: CallError, timeout_s: float, *, answered: bool = False
     ) -> DraftgateError:
         if error.code is ErrorCode.UNAVAILABLE and not self._connected():
@@ -148,16 +147,16 @@ class GatewayClient:
                 return DraftgateError(
                     ErrorCode.UNAVAILABLE, f"the server at {self._server} went away"
                 )
-            return DraftgateError(ErrorCode.UNAVAILABLE, self._no_answer())
+            return DraftgateError(ErrorCode.UNAVAILABLE, await self._no_answer())
         if error.code is ErrorCode.DEADLINE_EXCEEDED:
             return DraftgateError(
                 ErrorCode.DEADLINE_EXCEEDED, f"not finished within {timeout_s:g} s"
             )
         return error
 
-    def _no_answer(self) -> str:
+    async def _no_answer(self) -> str:
         """Why there may be none."""
-        if not _listens(self._server):
+        if not await _listens(self._server):
             return (
                 f"no server answers at {self._server}: start one with `draftgate serve`, "
                 "or name another with --server HOST:PORT"
@@ -177,14 +176,13 @@ class GatewayClient:
         return self._transport.channel.get_state() is grpc.ChannelConnectivity.READY
 
 
-def _listens(server: str) -> bool:
+async def _listens(server: str) -> bool:
     """Whether anybody takes a connection there."""
-    host, _, port = server.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S):
-            return True
+        await connect(server, None, _LOOK_S)
     except (OSError, ValueError, OverflowError):
         return False
+    return True
 
 
 def _as_it_is(answer: Any) -> Any:

@@ -109,8 +109,10 @@ class Connection:
         found = outgoing_metadata()
         if self.credentials is None:
             return found
-        given = self.credentials if isinstance(self.credentials, str) else self.credentials()
-        _check(given)
+        given = self.credentials
+        if not isinstance(given, str):
+            given = given()
+            _check(given)
         return (("authorization", f"Bearer {given}"), *found)
 
     def _options(self) -> tuple[tuple[str, int | str], ...]:

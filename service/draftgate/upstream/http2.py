@@ -18,7 +18,6 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     Event,
-    PingAckReceived,
     ResponseReceived,
     StreamEnded,
     StreamReset,
@@ -223,12 +222,11 @@ class Connection(asyncio.Protocol):
         return 0
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, PingAckReceived):
-            return  # That something came is all that it says.
+        # Of the connection itself h2 has done what there is to do; that something came is noted.
         number = getattr(event, "stream_id", None)
-        found = self._streams.get(number) if number else None
-        if number is None or found is None:
+        if number not in self._streams:
             return
+        found = self._streams[number]
         if isinstance(event, ResponseReceived | TrailersReceived):
             found.stream.headers(event.headers)
         elif isinstance(event, StreamEnded):

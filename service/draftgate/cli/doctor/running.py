@@ -25,7 +25,7 @@ from draftgate._pb.draftgate.v1 import (
     model_pb2,
     model_pb2_grpc,
 )
-from draftgate.cli.access import CA_FILE, reaching
+from draftgate.cli.access import CA_FILE, connect, reaching
 from draftgate.cli.doctor.access import expiry
 from draftgate.cli.doctor.result import Result, Verdict, fail, ok, warn
 from draftgate.cli.gate_words import policy_words, reason_name
@@ -77,7 +77,7 @@ async def check_reachable(
     began_s = time.perf_counter()
     other = "start one with `draftgate serve`, or name another address"
     try:
-        await _connect(address, None, timeout_s)
+        await connect(address, None, timeout_s)
     except (OSError, TimeoutError) as error:
         return fail("reachable", f"nothing listens on {address}: {error or 'no answer'}", other)
     try:
@@ -101,7 +101,7 @@ async def check_encryption(
     context = ssl.create_default_context(cafile=ca_file)
     context.set_alpn_protocols(["h2"])
     try:
-        tls = await _connect(address, context, timeout_s)
+        tls = await connect(address, context, timeout_s)
     except (OSError, TimeoutError) as error:
         return fail("encryption", f"no TLS with {address}: {error or 'it takes too long'}")
     certificate = tls.getpeercert()
@@ -266,20 +266,10 @@ async def _speaks_tls(address: str, timeout_s: float) -> bool:
     anyone = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
     try:
-        await _connect(address, anyone, timeout_s)
+        await connect(address, anyone, timeout_s)
     except (OSError, TimeoutError):
         return False
     return True
-
-
-async def _connect(address: str, context: ssl.SSLContext | None, timeout_s: float) -> Any:
-    """Connect and leave; with `context` what TLS came to. Raises OSError or TimeoutError."""
-    host, _, port = address.rpartition(":")
-    async with asyncio.timeout(timeout_s):
-        _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
-    tls = writer.get_extra_info("ssl_object")
-    writer.transport.abort()
-    return tls
 
 
 async def _on_loopback(address: str) -> bool:
