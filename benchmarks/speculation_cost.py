@@ -28,7 +28,7 @@ class DraftCost:
     draft_step: Spread
     """One more token of the chain."""
     sync: Spread
-    """What the drafter takes in after a pass, whether or not it drafts."""
+    """What the drafter takes in after a pass while it drafts; else a few passes' are one."""
     share: float
     """Draft step / target pass."""
     sync_share: float
@@ -50,6 +50,7 @@ def measure_draft_cost(
     params = SamplingParams(max_tokens=64, temperature=0.0)
     sampler = RowSampler(params, prompt, [], target.config.shape.vocab_size, target.device)
     last = torch.zeros(1, dtype=torch.long)
+    drafted = Draft((1,))  # what is settled is taken in at once while there are drafts
 
     def run(start: int, upto: int) -> torch.Tensor:
         span = RowSpan(0, start, upto - start)
@@ -60,7 +61,7 @@ def measure_draft_cost(
 
     def take_in(start: int, upto: int, features: torch.Tensor) -> None:
         drafter.observe(
-            [Settled(0, 0, tokens, start, upto, range(upto - start), Draft())], features
+            [Settled(0, 0, tokens, start, upto, range(upto - start), drafted)], features
         )
 
     def draft(count: int) -> None:

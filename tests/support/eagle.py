@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +137,21 @@ class WatchedEagle(PacedDrafter):
     def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
         super().observe(rows, features)
         for row in rows:
-            known = self.inner._rows[row.row_id]
-            keys, values = self._store.read(0, row.slot, row.slot + 1, row.upto - 1)
-            self.held[row.row_id] = Held(
-                tuple(row.tokens[: row.upto]),
-                keys[0].clone(),
-                values[0].clone(),
-                known.inputs.clone(),
-                known.hidden.clone(),
-            )
+            self.held[row.row_id] = self._held(row)
+
+    def _held(self, row: Settled) -> Held:
+        """What it would have once it had taken in what it keeps for later; that stays as it is."""
+        sides = [
+            side[0] for side in self._store.read(0, row.slot, row.slot + 1, row.upto - 1)
+        ]  # keys and values
+        before = [side.clone() for side in sides]
+        caught_up, known = copy(self.inner), self.inner._rows[row.row_id]
+        caught_up._rows = {row.row_id: replace(known)}
+        caught_up._take_in([row])
+        newest = caught_up._rows[row.row_id].newest
+        assert newest is not None
+        keys, values = (side.clone() for side in sides)
+        for side, kept in zip(sides, before, strict=True):
+            side.copy_(kept)
+        inputs, hidden = (each.clone() for each in newest)
+        return Held(tuple(row.tokens[: row.upto]), keys, values, inputs, hidden)

@@ -3,15 +3,16 @@
 A chain is for rows that draw by chance under rejection sampling: their drafts have to be drawn.
 
 The head has one decoder layer, so the keys and values of a position depend on nothing but that
-position's own input. Every pass of the target therefore ends with one small pass that takes in
-what was settled, whether or not anything is drafted: the drafter never falls behind, and a row
-that drafts again after any time without drafting finds its cache as if it had never stopped.
+position's own input. While it drafts, every pass of the target therefore ends with one small pass
+that takes in what was settled. While nothing is drafted, what it needs of a few passes is kept and
+taken in at once, which costs little more than one pass's; so a row that drafts again after any time
+without drafting finds its cache as if it had never stopped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -31,15 +32,34 @@ _READ = 3
 """Most tokens of a tree that are read, for each that is drafted in the end."""
 
 
-@dataclass(frozen=True)
-class _Row:
-    """Where a row stands: its last settled position, ready to be read out."""
+_LATER_TOKENS = 8
+"""While nothing is drafted, a row's tokens are taken in as soon as there are so many."""
 
-    synced_upto: int
-    inputs: torch.Tensor
-    """[2 * hidden] from `EagleHead.take_in`."""
-    hidden: torch.Tensor
-    """[hidden] fused features."""
+
+@dataclass
+class _Row:
+    """What is known of a row."""
+
+    kept_from: int = 0
+    """Positions before it are taken in ..."""
+    kept_upto: int = 0
+    """... and of those from there up to this one features are kept,"""
+    kept: list[torch.Tensor] = field(default_factory=list)
+    """[tokens, taps * hidden] of each pass."""
+    newest: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Of the last position taken in, ready to be read out: [2 * hidden] from `EagleHead.take_in`
+    and [hidden] fused features."""
+
+    def keep(self, span: RowSpan, features: torch.Tensor) -> None:
+        """To be taken in later."""
+        if not self.kept:
+            self.kept_from = span.start
+        self.kept_upto = span.length
+        self.kept.append(features)
+
+    def taken_in(self, inputs: torch.Tensor, hidden: torch.Tensor) -> None:
+        """All that was kept."""
+        self.kept_from, self.kept, self.newest = self.kept_upto, [], (inputs, hidden)
 
 
 class EagleDrafter(Drafter):
@@ -66,6 +86,7 @@ class EagleDrafter(Drafter):
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         ready = [query for query in queries if self._ready(query)]
+        self._take_in(ready)
         chains = [Chain(query, query.count) for query in ready if not self._branches(query)]
         trees = [Branches(query, query.count) for query in ready if self._branches(query)]
         if chains:
@@ -79,30 +100,53 @@ class EagleDrafter(Drafter):
 
     def observe(self, rows: Sequence[Settled], features: torch.Tensor | None) -> None:
         assert features is not None
-        tokens: list[int] = []
+        spans: list[RowSpan] = []
         packed: list[int] = []
-        spans = []
         for row in rows:
             # The position before the last token is the last whose next token is known.
             span = RowSpan(row.slot, row.start, min(row.computed, len(row.tokens) - 1) - row.start)
             spans.append(span)
-            tokens.extend(row.tokens[span.start + 1 : span.length + 1])
             packed.extend(row.packed[: span.count])
         chosen = features.index_select(0, self._tensor(packed))
-        hidden = self._head.fused(chosen)
-        where, positions = packed_places(spans, self._store, self._device)
-        inputs = self._head.take_in(self._tensor(tokens), hidden, positions, where, self._store)
-        end = -1
-        for row, span in zip(rows, spans, strict=True):
-            end += span.count
-            self._rows[row.row_id] = _Row(span.length + 1, inputs[end], hidden[end])
+        due = False
+        for row, span, part in zip(
+            rows, spans, chosen.split([span.count for span in spans]), strict=True
+        ):
+            known = self._rows.setdefault(row.row_id, _Row())
+            known.keep(span, part)
+            due = due or bool(row.draft.token_ids)
+            due = due or known.kept_upto - known.kept_from >= _LATER_TOKENS
+        if due:
+            self._take_in(rows)
 
     def reset(self, row_id: int) -> None:
         self._rows.pop(row_id, None)
 
     def synced_upto(self, row_id: int) -> int:
         row = self._rows.get(row_id)
-        return row.synced_upto if row is not None else 0
+        return row.kept_upto + 1 if row is not None else 0
+
+    def _take_in(self, rows: Sequence[DraftQuery | Settled]) -> None:
+        """Write the keys and values of all that was kept of these rows."""
+        known = [self._rows[row.row_id] for row in rows]
+        behind = [(row, kept) for row, kept in zip(rows, known, strict=True) if kept.kept]
+        if not behind:
+            return
+        tokens: list[int] = []
+        parts: list[torch.Tensor] = []
+        spans = []
+        for row, kept in behind:
+            # Where the row lies now: it may have moved since its features were kept.
+            spans.append(RowSpan(row.slot, kept.kept_from, kept.kept_upto - kept.kept_from))
+            tokens.extend(row.tokens[kept.kept_from + 1 : kept.kept_upto + 1])
+            parts.extend(kept.kept)
+        hidden = self._head.fused(torch.cat(parts))
+        where, positions = packed_places(spans, self._store, self._device)
+        inputs = self._head.take_in(self._tensor(tokens), hidden, positions, where, self._store)
+        end = -1
+        for (_, kept), span in zip(behind, spans, strict=True):
+            end += span.count
+            kept.taken_in(inputs[end], hidden[end])
 
     def _ready(self, query: DraftQuery) -> bool:
         return self.synced_upto(query.row_id) == len(query.tokens)
@@ -155,9 +199,13 @@ class EagleDrafter(Drafter):
 
     def _newest(self, queries: Sequence[DraftQuery]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs [rows, 2 * hidden] and hidden [rows, hidden] of the last settled positions."""
-        known = [self._rows[query.row_id] for query in queries]
-        inputs = torch.stack([row.inputs for row in known])
-        return inputs, torch.stack([row.hidden for row in known])
+        inputs, hidden = [], []
+        for query in queries:
+            newest = self._rows[query.row_id].newest
+            assert newest is not None
+            inputs.append(newest[0])
+            hidden.append(newest[1])
+        return torch.stack(inputs), torch.stack(hidden)
 
     def _draft_chains(self, active: list[Chain]) -> None:
         """Add tokens to the chains, those that want most first, until each has what it wants."""
