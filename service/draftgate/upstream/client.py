@@ -21,7 +21,7 @@ from draftgate.upstream.buffer import BufferLimits, ChunkBuffer
 from draftgate.upstream.coalescing import Coalescing
 from draftgate.upstream.http2 import KeepAlive
 from draftgate.upstream.profiles import DraftgateProfile, ModelView, Profile, detect
-from draftgate.upstream.streams import CallError, StreamChannel
+from draftgate.upstream.streams import Call, CallError, StreamChannel
 from draftgate.upstream.types import Chunk, EngineCounters, EngineDescription, GenerationRequest
 
 __all__ = ["Generation", "TritonClient", "TritonClientConfig"]
@@ -188,23 +188,32 @@ class TritonClient:
             raise failure from error
         return ModelView.of(answer.config)
 
-    async def stream_infer(
+    async def open_infer(
         self,
         request: pb.ModelInferRequest,
         metadata: Sequence[tuple[str, str]],
         take: Callable[[pb.ModelStreamInferResponse], None],
-    ) -> None:
-        """Run one request to the end of its RPC; `take` gets what Triton streams back.
+    ) -> Call:
+        """Send one request; `take` gets what Triton streams back. The end is for `infer_ended`.
 
-        Failures may stand in the responses. Raises DraftgateError for those of the RPC itself, and
-        what `take` raises.
+        Failures may stand in the responses. Raises DraftgateError if it cannot be sent.
         """
 
         def read(response: bytes) -> None:
             take(pb.ModelStreamInferResponse.FromString(response))
 
         try:
-            await self._streams.call(_STREAM_INFER, request.SerializeToString(), metadata, read)
+            return await self._streams.open(
+                _STREAM_INFER, request.SerializeToString(), metadata, read
+            )
+        except CallError as error:
+            raise failures.from_rpc_error(error) from error
+
+    async def infer_ended(self, call: Call) -> None:
+        """Wait for the end of such an RPC. Raises DraftgateError for what it failed with, and what
+        `take` raised."""
+        try:
+            await call.wait()
         except CallError as error:
             raise failures.from_rpc_error(error) from error
 
@@ -310,8 +319,9 @@ class Generation:
         self._buffer = ChunkBuffer(
             client.config.limits, client.coalescing, wait=not request.at_once
         )
-        self._leave = asyncio.timeout(None)
-        self._reading: asyncio.Task[None] | None = None
+        self._opening: asyncio.Timeout | None = None
+        self._call: Call | None = None
+        self._leave: asyncio.TimerHandle | None = None
         self._began = False
         self._refused = False
         self._stopping = False
@@ -319,7 +329,7 @@ class Generation:
     @asynccontextmanager
     async def started(self, metadata: Sequence[tuple[str, str]] = ()) -> AsyncIterator[Generation]:
         """Run it. `metadata` goes with the RPC: the trace context of a sampled request."""
-        self._reading = self._client.spawn(self._read(metadata))
+        await self._open(metadata)
         try:
             yield self
         finally:
@@ -360,25 +370,49 @@ class Generation:
 
     def _fail(self, error: DraftgateError, *, at_once: bool = False) -> None:
         self._buffer.fail(error, at_once=at_once)
-        if not (self._buffer.finished or self._refused or self._stopping):
-            self._stopping = True
-            self._client.spawn(self._stop())
+        if self._buffer.finished or self._refused or self._stopping:
+            return
+        self._stopping = True
+        if self._call is not None:
+            self._client.spawn(self._stop(self._call))
+        elif self._opening is not None:
+            self._opening.reschedule(asyncio.get_running_loop().time())
 
     def _fail_upstream(self, error: DraftgateError) -> None:
         """Fail with what Triton said, in a response or as the status of the RPC."""
         self._refused = error.code in _REFUSALS and not self._began
         self._fail(error)
 
-    async def _read(self, metadata: Sequence[tuple[str, str]]) -> None:
+    async def _open(self, metadata: Sequence[tuple[str, str]]) -> None:
+        """Send the request, in the consumer's own task: a new one would wait for its turn."""
+        try:
+            call = self._call = await self._sent(metadata)
+        except DraftgateError as error:
+            self._fail_upstream(error)
+            return
+        if call is None:
+            return
+        self._client.spawn(self._read(call))
+        if self._stopping:
+            self._client.spawn(self._stop(call))
+
+    async def _sent(self, metadata: Sequence[tuple[str, str]]) -> Call | None:
+        """None if it was abandoned before."""
+        try:
+            async with asyncio.timeout(None) as self._opening:
+                request = await self._profile.generation(self._request, self.wire_id)
+                return await self._client.open_infer(request, metadata, self._take)
+        except TimeoutError:
+            if not self._stopping:
+                raise
+            return None
+        finally:
+            self._opening = None
+
+    async def _read(self, call: Call) -> None:
         """Read the RPC to its end; once nobody wants the chunks any more, for a bounded time."""
         try:
-            async with self._leave:
-                request = await self._profile.generation(self._request, self.wire_id)
-                if self._stopping:
-                    return  # Nobody waits any more, and the stop has passed already.
-                await self._client.stream_infer(request, metadata, self._take)
-        except TimeoutError:
-            _log.warning("generation %s: Triton did not end its stream", self.wire_id)
+            await self._client.infer_ended(call)
         except DraftgateError as error:
             self._fail_upstream(error)
         except Exception:  # noqa: BLE001 - logged with its traceback
@@ -387,6 +421,9 @@ class Generation:
             self._fail(DraftgateError(ErrorCode.INTERNAL, "the gateway failed to read a response"))
         else:
             self._take_end()
+        finally:
+            if self._leave is not None:
+                self._leave.cancel()
 
     def _take(self, response: pb.ModelStreamInferResponse) -> None:
         if self._buffer.ended:
@@ -417,11 +454,10 @@ class Generation:
         if chunk is not None:
             self._buffer.put(chunk)
 
-    async def _stop(self) -> None:
+    async def _stop(self, call: Call) -> None:
         request = self._profile.stop(self.wire_id)
         if request is None:
-            if self._reading is not None:
-                self._reading.cancel()
+            call.cancel()
             return
         try:
             await self._client.stop(request)
@@ -430,6 +466,12 @@ class Generation:
         self._limit_reading()
 
     def _limit_reading(self) -> None:
-        if self._reading is not None and not self._reading.done():
-            now = asyncio.get_running_loop().time()
-            self._leave.reschedule(now + self._client.config.drain_timeout_s)
+        call = self._call
+        if call is None or call.over or self._leave is not None:
+            return
+        loop = asyncio.get_running_loop()
+        self._leave = loop.call_later(self._client.config.drain_timeout_s, self._give_up, call)
+
+    def _give_up(self, call: Call) -> None:
+        _log.warning("generation %s: Triton did not end its stream", self.wire_id)
+        call.cancel()

@@ -12,7 +12,7 @@ from h2.errors import ErrorCodes
 
 from draftgate.upstream.http2 import Connection, Headers, KeepAlive
 
-__all__ = ["CallError", "StreamChannel"]
+__all__ = ["Call", "CallError", "StreamChannel"]
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -78,18 +78,23 @@ class StreamChannel:
     async def call(
         self, method: str, request: bytes, metadata: Metadata, take: Callable[[bytes], None]
     ) -> None:
-        """Call `method`, /package.Service/Method, with one request; `take` gets every response as
-        it comes, serialised. Cancelling breaks the call off.
+        """`open` a call and wait until it has ended. Raises CallError as both do."""
+        call = await self.open(method, request, metadata, take)
+        await call.wait()
 
-        Raises CallError if it does not end with OK, and what `take` raises, which ends it too.
+    async def open(
+        self, method: str, request: bytes, metadata: Metadata, take: Callable[[bytes], None]
+    ) -> Call:
+        """Call `method`, /package.Service/Method, with one request; `take` gets every response as
+        it comes, serialised. What it raises ends the call. Does not wait where there is a
+        connection. Whoever opens a call waits for its end.
+
+        Raises CallError(UNAVAILABLE) without a connection.
         """
         connection = await self._connection()
-        call = _Call(take)
-        number = connection.open(call, self._headers(method, metadata), _framed(request))
-        try:
-            await call.over
-        finally:
-            connection.cancel(number)
+        call = Call(take, connection)
+        call.number = connection.open(call, self._headers(method, metadata), _framed(request))
+        return call
 
     async def _connection(self) -> Connection:
         """One that takes a call. Raises CallError(UNAVAILABLE)."""
@@ -132,14 +137,37 @@ class StreamChannel:
         ]
 
 
-class _Call:
+class Call:
     """The stream of one call: its messages put together, its status read."""
 
-    def __init__(self, take: Callable[[bytes], None]) -> None:
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, take: Callable[[bytes], None], connection: Connection) -> None:
+        self.number = 0
+        """Of the connection's stream."""
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._take = take
+        self._connection = connection
         self._partial = b""
         self._told: dict[bytes, bytes] = {}
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self._over.done()
+
+    async def wait(self) -> None:
+        """Until its end; cancelling breaks it off.
+
+        Raises CallError if it does not end with OK, and what taking a response raised.
+        """
+        try:
+            await self._over
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Break it off. Without effect once it is over."""
+        self._connection.cancel(self.number)
+        self._fail(CallError(grpc.StatusCode.CANCELLED, "the call was broken off"))
 
     def headers(self, headers: Headers) -> None:
         self._told.update(headers)
@@ -168,8 +196,8 @@ class _Call:
             self._fail(CallError(code, details))
         elif self._partial:
             self._fail(CallError(grpc.StatusCode.INTERNAL, "a response is not complete"))
-        elif not self.over.done():
-            self.over.set_result(None)
+        elif not self._over.done():
+            self._over.set_result(None)
 
     def reset(self, error_code: int) -> None:
         code = _OF_RESETS.get(error_code, grpc.StatusCode.INTERNAL)
@@ -179,8 +207,8 @@ class _Call:
         self._fail(CallError(grpc.StatusCode.UNAVAILABLE, reason))
 
     def _fail(self, error: Exception) -> None:
-        if not self.over.done():
-            self.over.set_exception(error)
+        if not self._over.done():
+            self._over.set_exception(error)
 
     def _status(self) -> tuple[grpc.StatusCode, str]:
         told = self._told.get(b"grpc-status")

@@ -110,7 +110,7 @@ class EagleDrafter(Drafter):
         chosen = features.index_select(0, self._tensor(packed))
         due = False
         for row, span, part in zip(
-            rows, spans, chosen.split([span.count for span in spans]), strict=True
+            rows, spans, torch.split(chosen, [span.count for span in spans]), strict=True
         ):
             known = self._rows.setdefault(row.row_id, _Row())
             known.keep(span, part)
