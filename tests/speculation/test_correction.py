@@ -48,6 +48,15 @@ def test_a_hiccup_counts_for_little() -> None:
     assert correction.factor(64, drafted=True) == pytest.approx(1.0, rel=0.03)
 
 
+def test_a_lone_plain_step_says_little_of_others() -> None:
+    correction = CostCorrection()
+    correction.observe(2, drafted=False, expected_ms=10.0, measured_ms=14.0)
+    assert correction.factor(120, drafted=False) < 1.15
+    run(correction, 120, 1.0, steps=2000)
+    assert correction.factor(120, drafted=False) == pytest.approx(1.0, abs=0.05)
+    assert correction.plain_factors(np.array([120])) == pytest.approx(1.0, abs=0.05)
+
+
 def test_a_machine_that_becomes_slower_is_slower_everywhere() -> None:
     correction = CostCorrection()
     run(correction, 16, 1.0, steps=100)

@@ -99,6 +99,13 @@ def test_rows_pause_and_come_back() -> None:
     assert max(seen) <= 4
 
 
+def test_where_no_row_may_draft_a_step_is_a_plain_one() -> None:
+    true = world(Phase(4, 1.0))
+    lone_tokens = replace(true, requests=Requests([Kind(1.0, (0.7, 0.6))], 1))
+    drafting, plain = (run(FixedLaw(k), lone_tokens).phases[0] for k in (3, 0))
+    assert drafting.ends_s == plain.ends_s
+
+
 def test_laws_meet_the_same_text() -> None:
     """Whether a draft stands somewhere in a text does not depend on how long drafts are."""
     ran = {}

@@ -42,6 +42,10 @@ _HICCUP = 2.0
 _PRIOR = 0.3
 """Weight, in observations, of the table being right."""
 
+_PLAIN_PRIOR = 2.0
+"""The same where steps without drafts did not run, and the nearest with fewer tokens has to tell: a
+lone one, however long ago, may have been a hiccup."""
+
 _REACH = 1.5
 """Over so many buckets what was learned falls to 1 / e for a neighbour."""
 
@@ -128,7 +132,9 @@ class CostCorrection:
         ran = np.maximum.accumulate(np.where(seen > 0, np.arange(_BUCKETS), -1), axis=1)
         # Of each bucket the ratio of the nearest with as many or fewer tokens that ran: with or
         # without drafts as asked, else the other way; infinite where none has.
-        nearest = np.where(ran >= 0, np.take_along_axis(self._ratios, ran, axis=1), np.inf)
+        ratios = self._ratios.copy()
+        ratios[0] = np.exp(logs[0] / (seen[0] + _PLAIN_PRIOR))
+        nearest = np.where(ran >= 0, np.take_along_axis(ratios, ran, axis=1), np.inf)
         below = np.where(ran >= 0, nearest, nearest[::-1])
         unknown = np.minimum(factors, below)
         # Where only steps with drafts ran, they may be what the table is wrong about.

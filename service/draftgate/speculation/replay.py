@@ -120,8 +120,10 @@ def replay(law: Law, world: World, *, seed: int) -> Replay:
             accepted = crowd.accept(choice.row_lens)
             drafted = int(choice.row_lens.sum())
             tokens = load.plain_tokens + drafted
-            share = drafted_share(drafted, choice.draft_len, len(rows))
-            step_ms = world.costs.step_ms(choice.draft_len, tokens, load.kv_tokens, share)
+            # Where no row may draft, nobody does, whatever was decided.
+            draft_len = choice.draft_len if drafted else 0
+            share = drafted_share(drafted, draft_len, len(rows))
+            step_ms = world.costs.step_ms(draft_len, tokens, load.kv_tokens, share)
             step_ms *= world.cost_factor(tokens)
             if world.jitter:
                 step_ms *= math.exp(world.jitter * random.standard_normal())
