@@ -53,8 +53,11 @@ def drive(
     true_costs: CostTable | None = None,
     seed: int = 0,
     left: int = 100,
+    jitter: float = 0.0,
+    took_ms: list[float] | None = None,
 ) -> list[Decision]:
-    """Run the gate where drafts are accepted at this conditional rate."""
+    """Run the gate where drafts are accepted at this conditional rate. jitter: of a step's time,
+    over that time. took_ms: gets how long each took."""
     random = np.random.default_rng(seed)
     true_costs = true_costs or gate.costs
     assert true_costs is not None
@@ -67,8 +70,12 @@ def drive(
             stood = int((random.random(drafted) < rate).cumprod().sum())
             outcomes.append(Outcome(row.row_id, 1, drafted, range(stood)))
         ms = true_costs.step_ms(decision.draft_len, decision.tokens_in_pass, now.kv_tokens)
+        if jitter:
+            ms *= float(np.exp(jitter * random.standard_normal()))
         gate.observe(decision, outcomes, now, ms)
         decisions.append(decision)
+        if took_ms is not None:
+            took_ms.append(ms)
     return decisions
 
 
@@ -100,6 +107,17 @@ def test_its_reasons_say_why() -> None:
     assert held[-1].reason is GateReason.ITL_CEILING
     assert all(d.expected_ms <= 11.0 for d in held)
     assert gate.reasons[GateReason.ITL_CEILING] > 50
+
+
+@pytest.mark.parametrize(("jitter", "draft_len"), [(0.01, 4), (0.05, 4), (0.1, 2)])
+def test_hardly_any_step_takes_longer_than_the_ceiling(jitter: float, draft_len: int) -> None:
+    """However much steps vary, and no more room is left for that than it takes."""
+    ceiling_ms = 16.0
+    assert settled(drive(Gate(LENS, costs()), 0.9, 2, 200)) == {8}
+    gate, took_ms = Gate(LENS, costs(), Policy(max_step_ms=ceiling_ms)), list[float]()
+    decisions = drive(gate, 0.9, 2, 3000, jitter=jitter, took_ms=took_ms)
+    assert float((np.array(took_ms[200:]) > ceiling_ms).mean()) < 0.01
+    assert np.median([d.draft_len for d in decisions[200:]]) == draft_len
 
 
 def test_where_no_step_is_within_the_ceiling_the_quickest_is_taken() -> None:

@@ -164,9 +164,7 @@ class Stepper:
             self.drafter.observe(settled, done.features)
         took_ms = 1e3 * (self._clock() - self._begun_s)
         if self._decision is not None:
-            # A prompt's tokens cost more or less than drafts, by what comes before them.
-            usual = took_ms if took_ms > 0 and not ran.prefill_tokens else None
-            self.gate.observe(self._decision, outcomes, ran, usual)
+            self.gate.observe(self._decision, outcomes, ran, took_ms if took_ms > 0 else None)
         self.log.add(
             StepRecord.of(
                 self._decision,

@@ -35,24 +35,31 @@ class Chooser:
         self._free = True
 
     def choose(
-        self, candidates: Sequence[Candidate], policy: Policy
+        self,
+        candidates: Sequence[Candidate],
+        policy: Policy,
+        usual_overrun: float = 1.0,
+        overrun: float = 1.0,
     ) -> tuple[Candidate, GateReason]:
         """What to draft in the step that is about to run.
 
-        candidates: the shortest first.
+        candidates: the shortest first. usual_overrun, overrun: how far steps run over what is
+        expected of them, usually and one like this; a ceiling leaves room for that.
         """
         allowed, ceiling_ms = candidates, policy.max_step_ms
         if policy.max_tpot_ms is not None:
             allowed = _within_wish(allowed, policy.max_tpot_ms)
         if ceiling_ms is not None:
-            allowed = _within_ceiling(allowed, [c.mean_ms for c in allowed], ceiling_ms)
+            allowed = _within_ceiling(
+                allowed, [c.mean_ms * usual_overrun for c in allowed], ceiling_ms
+            )
         kept, reason = self._keep(allowed, candidates)
         self.keep(kept.draft_len)
         if ceiling_ms is None:
             return kept, reason
         # This very step may be longer than usual, by a prompt chunk say. What is kept stays: the
         # next step may not be.
-        allowed = _within_ceiling(allowed, [c.step_ms for c in allowed], ceiling_ms)
+        allowed = _within_ceiling(allowed, [c.step_ms * overrun for c in allowed], ceiling_ms)
         if kept not in allowed:
             return _best(allowed), GateReason.ITL_CEILING
         return kept, reason

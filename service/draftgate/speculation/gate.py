@@ -23,6 +23,7 @@ from draftgate.speculation.correction import CostCorrection
 from draftgate.speculation.costs import CostTable, drafted_share
 from draftgate.speculation.limits import RowLimits
 from draftgate.speculation.load import Load, Outcome
+from draftgate.speculation.overrun import Overrun
 from draftgate.speculation.pass_times import PassTimes
 from draftgate.speculation.policy import Mode, Policy
 from draftgate.speculation.probing import Prober
@@ -93,6 +94,8 @@ class Gate:
         if costs is not None:
             self._times = PassTimes(costs, self.correction)
             self._weigher = Weigher(self._times, self.acceptance, self.draft_lens, self.settings)
+        self._overruns = {False: Overrun(), True: Overrun()}
+        """Of steps without and with prompt tokens."""
         self._chooser = Chooser(self.settings)
         self._prober = Prober(self.settings)
         self._held: tuple[Policy, RowLimits] | None = None
@@ -132,12 +135,15 @@ class Gate:
     ) -> None:
         """What came of a step: the drafts of its rows, and how long it took.
 
-        load: what ran, which may be less than was decided on. measured_ms: None where the time says
-        nothing about steps like it.
+        load: what ran, which may be less than was decided on. measured_ms: None where no clock ran.
         """
         self.acceptance.observe(outcomes)
         if self._times is None or measured_ms is None or not load.plain_tokens:
             return
+        if decision.expected_ms:
+            self._overruns[load.prefill_tokens > 0].observe(decision.expected_ms, measured_ms)
+        if load.prefill_tokens:
+            return  # They cost more or less than drafts, by what comes before them.
         drafted = sum(outcome.drafted for outcome in outcomes if not outcome.shadow)
         draft_len = decision.draft_len if drafted else 0
         self._times.observe(
@@ -172,7 +178,10 @@ class Gate:
                 load, Plan(limits.lens, 0.0, 0.0), limits, 0, GateReason.PREFILL, None
             )
         weighed = self._weigher.weigh(load, limits, highest)
-        chosen, reason = self._chooser.choose(weighed.candidates, policy)
+        usual, present = self._overruns[False], self._overruns[load.prefill_tokens > 0]
+        chosen, reason = self._chooser.choose(
+            weighed.candidates, policy, usual.factor, present.factor
+        )
         if weighed.load_changed:
             self._prober.restart()
         plan = self._weigher.plan(load, limits, weighed, chosen)

@@ -60,9 +60,7 @@ class AutoLaw:
 
     def observe(self, drafts: Drafts, load: Load, measured_ms: float) -> None:
         assert self._decision is not None
-        # As in the engine, where a prompt's tokens cost more or less than drafts.
-        usual_ms = None if load.prefill_tokens else measured_ms
-        self.gate.observe(self._decision, drafts.outcomes(), load, usual_ms)
+        self.gate.observe(self._decision, drafts.outcomes(), load, measured_ms)
 
     def forget(self, row_id: int) -> None:
         self.gate.forget(row_id)

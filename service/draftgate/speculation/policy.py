@@ -32,7 +32,8 @@ class Policy:
     max_draft_len: int | None = None
     """Most drafted tokens of a row in a step; None: what the engine allows."""
     max_step_ms: float | None = None
-    """Ceiling on a step, so on the gap between two chunks of a stream (ITL); None: none."""
+    """Ceiling on a step, so on the gap between two chunks of a stream (ITL), that all but one step
+    in 200 are to keep; None: none."""
     max_tpot_ms: float | None = None
     """Wish for the mean time per output token of a row; None: none."""
 
