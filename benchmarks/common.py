@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from draftgate.engine.linear import compute_dtype
+
 __all__ = [
     "Bandwidth",
     "Goal",
@@ -39,6 +41,8 @@ class Machine:
     torch: str
     threads: int
     """Threads that torch computes with."""
+    dtype: str
+    """What the engine computes in here if nothing is said."""
 
     @classmethod
     def this(cls) -> Machine:
@@ -52,6 +56,7 @@ class Machine:
             cores=len(os.sched_getaffinity(0)),
             torch=torch.__version__,
             threads=torch.get_num_threads(),
+            dtype=str(compute_dtype("auto", torch.device("cpu"))).removeprefix("torch."),
         )
 
 

@@ -349,7 +349,7 @@ def goals(report: Report) -> list[Goal]:
 
 def _print(report: Report) -> None:
     machine = report.machine
-    print(f"{report.model} in bf16, greedy, on {machine.cpu}, {machine.threads} threads")
+    print(f"{report.model} in {machine.dtype}, greedy, on {machine.cpu}, {machine.threads} threads")
     print("tokens/s of all streams, and the gate over fixed draft lengths: medians of rounds\n")
     print(f"{'':<32}" + "".join(f"{case:>8}" for case in CASES) + "   /K=0  /best  drafted")
     for level in report.levels:

@@ -18,6 +18,7 @@ import torch
 
 from common import Goal, Machine, benchmark_parser, conclude
 from draftgate.engine import Engine, EngineConfig, Target, load_target
+from draftgate.engine.linear import compute_dtype
 from held_out import add_folders, held_out_prompts
 from speculation_cost import DraftCost, measure_draft_cost
 from speculation_runs import (
@@ -121,7 +122,7 @@ def main(
     add_folders(parser)
     parser.add_argument("--drafter", default="hybrid", help="its kind (default: hybrid)")
     options = parser.parse_args(argv)
-    target = load_target(options.model_dir, torch.bfloat16)
+    target = load_target(options.model_dir, compute_dtype("auto", torch.device("cpu")))
     config = EngineConfig(drafter=options.drafter, drafter_dir=str(options.drafter_dir))
     plan = plan or (QUICK if options.quick else Plan())
     prompts: dict[str, list[list[int]]] = {task: [] for task in TASKS}
@@ -221,7 +222,7 @@ def _engine(target: Target, config: EngineConfig, stack: ExitStack) -> Engine:
 
 def _print(report: Report) -> None:
     machine = report.machine
-    print(f"{report.model} in bf16, greedy, on {machine.cpu}, {machine.threads} threads")
+    print(f"{report.model} in {machine.dtype}, greedy, on {machine.cpu}, {machine.threads} threads")
     print(f"torch {machine.torch}, topics never trained on\n")
     print_table(report.drafter, report.acceptance, report.lone_streams, report.cost, report.cells)
     print()

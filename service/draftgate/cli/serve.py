@@ -31,6 +31,7 @@ _TRITON = "Triton"
 class Dtype(StrEnum):
     """What the engine can compute in."""
 
+    AUTO = "auto"
     BFLOAT16 = "bfloat16"
     FLOAT32 = "float32"
 

@@ -52,8 +52,9 @@ class ModelConfig:
 class EngineConfig:
     """One deployment of the engine."""
 
-    dtype: str = "bfloat16"
-    """What it computes in: `bfloat16` or `float32`."""
+    dtype: str = "auto"
+    """What it computes in: `bfloat16`, `float32`, or `auto` for the first except on a CPU without
+    instructions for it. The engine's own configuration says which it is."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto` for CUDA where there is one."""
     threads: int = 0
@@ -108,7 +109,7 @@ class EngineConfig:
     def validate(self) -> None:
         """Raise DraftgateError(INVALID_ARGUMENT) for the first setting out of range."""
         for name, allowed in (
-            ("dtype", ("bfloat16", "float32")),
+            ("dtype", ("auto", "bfloat16", "float32")),
             ("device", ("auto", "cpu", "cuda")),
             ("gate", ("auto", "fixed")),
         ):

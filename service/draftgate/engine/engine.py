@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from draftgate.engine.drafters import Drafter, make_drafter
 from draftgate.engine.gating import make_gate, save_policy, saved_policy
 from draftgate.engine.known_costs import known_costs
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
+from draftgate.engine.linear import compute_dtype
 from draftgate.engine.model import Target, load_target, sequence_limit
 from draftgate.engine.recent_ids import RecentIds
 from draftgate.engine.request import EngineCounters, Request, Sink, check_request
@@ -112,8 +114,10 @@ class Engine:
             raise DraftgateError(ErrorCode.FAILED_PRECONDITION, "device: there is no CUDA here")
         if config.threads:
             torch.set_num_threads(config.threads)
-        dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
-        target = load_target(model_dir, dtype, torch.device("cuda" if cuda else "cpu"))
+        device = torch.device("cuda" if cuda else "cpu")
+        dtype = compute_dtype(config.dtype, device)
+        config = replace(config, dtype=str(dtype).removeprefix("torch."))
+        target = load_target(model_dir, dtype, device)
         engine = cls(target, config, drafter=drafter)
         if config.gate == "auto" and engine.speculates:
             engine.use_costs(known_costs(engine))

@@ -1,8 +1,9 @@
 """Linear layers, in the one form that is fast on each device.
 
-On a CPU in bf16 the weight is reordered once for oneDNN: a decode step then reads it at close to
-memory speed, where `F.linear` takes twice as long. The operators are private to torch, so they
-are kept here and probed once; without them everything runs on `F.linear`.
+On a CPU the weight is reordered once for oneDNN: a decode step then reads it at close to memory
+speed, where `F.linear` takes twice as long for one row, and for a few rows more with each. The
+operators are private to torch, so they are kept here and probed once; without them everything runs
+on `F.linear`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,22 @@ import functools
 import torch
 import torch.nn.functional as F
 
-__all__ = ["Linear", "padded", "pass_rows"]
+__all__ = ["Linear", "compute_dtype", "padded", "pass_rows"]
 
 _PACKED_FOR_ROWS = 4
 """The number of rows that oneDNN optimises the layout for: a few rows are where decoding lives."""
+
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    """What to compute in. name: `bfloat16`, `float32`, or `auto` for the first of them except on a
+    CPU without instructions for it, where a pass over 32 rows takes three times as long in it."""
+    if name == "auto":
+        fit = device.type != "cpu" or _can_pack(device, torch.bfloat16)
+        name = "bfloat16" if fit else "float32"
+    return _DTYPES[name]
 
 
 class Linear:
@@ -61,7 +74,7 @@ def pass_rows(tokens: int, device: torch.device, dtype: torch.dtype) -> int:
     this a deployment grows by half a gigabyte as batches of every size come along, and each new
     size holds up its step for some milliseconds.
     """
-    if device.type != "cpu" or dtype != torch.bfloat16:
+    if not _can_pack(device, dtype):
         return tokens
     step = 1 << max((tokens - 1).bit_length() - 3, 0)  # four sizes from a power of 2 to the next
     return -(-tokens // step) * step
@@ -94,7 +107,7 @@ def _packed_binary(
 @functools.cache
 def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether torch's private packed operators exist here and agree with `F.linear`."""
-    if device.type != "cpu" or dtype != torch.bfloat16:
+    if device.type != "cpu" or dtype not in _DTYPES.values():
         return False
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 64, generator=generator).to(dtype)
