@@ -14,7 +14,7 @@ from draftgate._pb.draftgate.v1.generation_pb2 import (
     TOKEN_SOURCE_TARGET,
     TokenChunk,
 )
-from draftgate.cli.render import Kind, LogFormatter, clean, pieces
+from draftgate.cli.render import Kind, LogFormatter, Origins, clean
 from tests.fakes.gateway import verified
 
 texts = st.lists(st.text(max_size=4), max_size=3)
@@ -44,14 +44,48 @@ def test_the_pieces_say_where_each_token_came_from(
             (own, Kind.TARGET),
         )
     ]
-    assert pieces(chunk, show_rejected=show_rejected) == expected
+    assert Origins(show_rejected=show_rejected).pieces(chunk) == expected
+
+
+@given(
+    st.lists(st.tuples(texts, texts, st.text(max_size=4)), min_size=1, max_size=3),
+    st.lists(st.integers(0, 40)),
+    st.booleans(),
+)
+def test_text_that_comes_later_than_its_tokens_keeps_their_origin(
+    steps: list[tuple[list[str], list[str], str]], cuts: list[int], show_rejected: bool
+) -> None:
+    """As it does where it may yet become a stop string."""
+    chunk = chunk_of(steps)
+    origins = Origins(show_rejected=show_rejected)
+    at_once = Origins(show_rejected=show_rejected).pieces(chunk)
+    text, places = chunk.text, sorted({min(each, len(chunk.text)) for each in cuts})
+    chunk.text = text[: places[0]] if places else text
+    found = origins.pieces(chunk)
+    for start, end in zip(places, [*places[1:], len(text)], strict=False):
+        found += origins.pieces(TokenChunk(text=text[start:end]))
+
+    def characters(cut: list[tuple[str, Kind]]) -> list[tuple[str, Kind]]:
+        return [(character, kind) for piece, kind in cut for character in piece]
+
+    assert characters(found) == characters(at_once)
+
+
+def test_the_tokens_of_a_stop_string_are_not_those_of_the_next_generation() -> None:
+    origins = Origins(show_rejected=False)
+    held = verified(["a", "EN"], [], "D").tokens
+    held.text = "a"
+    assert origins.pieces(held) == [("a", Kind.ACCEPTED)]
+    origins.forget()
+    after = verified(["b"], [], "c").tokens
+    assert origins.pieces(after) == [("b", Kind.ACCEPTED), ("c", Kind.TARGET)]
 
 
 def test_a_run_cut_short_has_no_token_of_the_targets_own() -> None:
     # The generation ended inside the accepted run.
     chunk = verified(["a", "b"], ["c"], "").tokens
     del chunk.tokens[2]
-    assert pieces(chunk, show_rejected=True) == [
+    assert Origins(show_rejected=True).pieces(chunk) == [
         ("a", Kind.ACCEPTED),
         ("b", Kind.ACCEPTED),
         ("c", Kind.REJECTED),
@@ -62,7 +96,7 @@ def test_text_that_the_tokens_do_not_account_for_stays_whole() -> None:
     chunk = TokenChunk(text="whole")
     chunk.tokens.add(id=1, source=TOKEN_SOURCE_DRAFT)
     chunk.tokens.add(id=2, source=TOKEN_SOURCE_TARGET)
-    assert pieces(chunk, show_rejected=True) == [("whole", Kind.PLAIN)]
+    assert Origins(show_rejected=True).pieces(chunk) == [("whole", Kind.PLAIN)]
 
 
 @given(st.text())
