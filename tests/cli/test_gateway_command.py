@@ -145,6 +145,7 @@ async def test_its_settings_come_from_a_file_the_environment_and_options(
             client = Client(channel)
             await client.wait_serving()
             assert (await client.get_model()).name == "of-the-file"
+            await terminal.sees(f'"message": "serving of-the-file on {address} in clear text: 1 of')
             assert list(await Client(operators).replicas()) == [triton.target]
             assert (await client.generate(prompt="Hi")).error is None
         sent = triton.generations[0].tensors

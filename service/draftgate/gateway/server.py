@@ -26,7 +26,8 @@ from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway import passthrough
 from draftgate.gateway.admin import AdminServicer
 from draftgate.gateway.admission import Admission, Capacity
-from draftgate.gateway.auth import Authenticator, AuthInterceptor, ServerCertificates, ServerLimits
+from draftgate.gateway.announcements import Announcements
+from draftgate.gateway.auth import Authenticator, AuthInterceptor, ServerCertificates
 from draftgate.gateway.boundary import CallBoundary
 from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.core import GenerationCore
@@ -42,6 +43,7 @@ from draftgate.gateway.passed_stream import StreamSettings
 from draftgate.gateway.passing import Passing
 from draftgate.gateway.passthrough import Passthrough
 from draftgate.gateway.readiness import Readiness
+from draftgate.gateway.server_options import server_options
 from draftgate.gateway.session_servicer import SessionServicer
 from draftgate.gateway.standard import StandardBoundary
 from draftgate.gateway.team import Admits, Team
@@ -66,19 +68,6 @@ _SERVICES = (
     tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name,
     _ADMIN,
     passthrough.SERVICE,
-)
-
-_PENDING_CALLS = 10_000
-"""Calls that have come and that no servicer has seen yet, while this process is busy. gRPC ends
-those beyond as CANCELLED, without a word; up to here admission answers them."""
-
-_SERVER_OPTIONS = (
-    ("grpc.server.max_pending_requests", _PENDING_CALLS),
-    ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
-    # Clients whose machine vanished are found without waiting for a write.
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 
 _UNKNOWN_ROWS = 64
@@ -199,6 +188,13 @@ class Gateway:
             await self._server.stop(None)
             await self._close()
             raise
+        self._announcements = Announcements(
+            self._replicas,
+            model=config.model_name,
+            address=self.address,
+            admin_address=self.admin_address,
+            tls=self._certificates is not None,
+        )
         await self._server.start()
         if self._operators:
             await self._operators.server.start()
@@ -288,6 +284,7 @@ class Gateway:
         self._health.set_serving(serving)
         if self._operators:
             self._operators.health.set_serving(serving)
+        self._announcements.changed(serving)
 
     async def _idle(self, timeout_s: float) -> bool:
         """Wait for everything that runs to end; False if something still runs then."""
@@ -333,10 +330,10 @@ class Gateway:
             interceptors.insert(0, auth)
         return make_server(
             interceptors=interceptors,
-            options=(
-                *_SERVER_OPTIONS,
-                *_limit_options(security.limits),
-                *_sharing_options(self._team is not None, self.config.max_connection_age_s),
+            options=server_options(
+                security.limits,
+                shared=self._team is not None,
+                max_connection_age_s=self.config.max_connection_age_s,
             ),
         )
 
@@ -362,26 +359,3 @@ class Gateway:
 
 def _with_port(listen: str, port: int) -> str:
     return f"{listen.rpartition(':')[0]}:{port}"
-
-
-def _limit_options(limits: ServerLimits) -> tuple[tuple[str, int], ...]:
-    return (
-        ("grpc.max_receive_message_length", limits.max_request_bytes),
-        # Between the two, gRPC would refuse some calls and not others.
-        ("grpc.max_metadata_size", limits.max_metadata_bytes),
-        ("grpc.absolute_max_metadata_size", limits.max_metadata_bytes),
-        ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
-        ("grpc.max_allowed_incoming_connections", limits.max_connections),
-    )
-
-
-def _sharing_options(shared: bool, max_connection_age_s: float) -> tuple[tuple[str, int], ...]:
-    if not shared:
-        # Else a second gateway would share the port and take half of the connections.
-        return (("grpc.so_reuseport", 0),)
-    return (
-        ("grpc.so_reuseport", 1),
-        # The kernel hands out connections, not calls: who opens one anew comes to another process.
-        # Calls stay on the old one to their end, since the grace behind the age has none.
-        ("grpc.max_connection_age_ms", int(max_connection_age_s * 1000)),
-    )
