@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import unicodedata
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -108,12 +109,16 @@ def test_clean_text_has_no_control_characters_and_keeps_all_else(text: str) -> N
 @pytest.mark.parametrize(
     ("level", "shown"),
     [
-        (logging.INFO, "draftgate: worker 2: serving"),
-        (logging.ERROR, "worker 2: ERROR some.module: serving"),
+        (logging.INFO, "draftgate: {}serving"),
+        (logging.ERROR, "{}ERROR some.module: serving"),
     ],
 )
-def test_a_record_of_a_worker_says_of_which(level: int, shown: str) -> None:
+def test_a_record_begins_with_its_time_and_says_of_which_worker_it_is(
+    level: int, shown: str
+) -> None:
     record = logging.LogRecord("some.module", level, "", 0, "serving", (), None)
-    assert "worker" not in LogFormatter().format(record)
+    record.created = datetime(2026, 2, 3, 4, 5, 6, 70_000, UTC).timestamp()
+    time = "2026-02-03T04:05:06.070Z"
+    assert LogFormatter().format(record) == f"{time} {shown.format('')}"
     record.worker = 2
-    assert LogFormatter().format(record) == shown
+    assert LogFormatter().format(record) == f"{time} {shown.format('worker 2: ')}"

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from enum import Enum
 from typing import TextIO
 
@@ -57,9 +58,12 @@ class Kind(Enum):
 
 
 class LogFormatter(logging.Formatter):
-    """Log records for a terminal: what they quote is as untrusted as a model's text. What is no
-    trouble looks like all else that the command says. The number in `worker`, if a record has one,
-    tells processes that write to the same terminal apart."""
+    """Log records for a terminal: what they quote is as untrusted as a model's text.
+
+    They begin with the time, in UTC like that of JSON lines; behind it what is no trouble looks
+    like all else that the command says. The number in `worker`, if a record has one, tells
+    processes that write to the same terminal apart.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(levelname)s %(name)s: %(message)s")
@@ -67,9 +71,11 @@ class LogFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         worker = getattr(record, "worker", None)
         origin = "" if worker is None else f"worker {worker}: "
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        time = moment.replace("+00:00", "Z")
         if record.levelno == logging.INFO:
-            return clean(f"draftgate: {origin}{record.getMessage()}")
-        return clean(origin + super().format(record))
+            return clean(f"{time} draftgate: {origin}{record.getMessage()}")
+        return clean(f"{time} {origin}{super().format(record)}")
 
 
 class Origins:
