@@ -80,6 +80,7 @@ async def test_a_generation_and_its_call_are_recorded_with_what_speculation_did(
     assert generation["logger"] == "draftgate.calls"
     told = {key: generation[key] for key in ("request_id", "finish_reason", "output_tokens")}
     assert told == {"request_id": "r-1", "finish_reason": "length", "output_tokens": 4}
+    assert generation["tenant"] == "anonymous"
     told = {key: generation[key] for key in ("drafted_tokens", "accepted_tokens", "verify_steps")}
     assert told == {"drafted_tokens": 4, "accepted_tokens": 2, "verify_steps": 1}
     call = lines.of("draftgate.v1.GenerationService/Generate: OK in ")
