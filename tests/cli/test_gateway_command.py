@@ -171,6 +171,13 @@ async def test_what_cannot_be_is_one_clear_line(tmp_path: Path) -> None:
     meant_otherwise = await run_in_pipe(["serve", "--config", str(file)])
     assert meant_otherwise.code == 1
     assert "triton: it is for `draftgate gateway`" in meant_otherwise.err
+    for command in (["gateway", "--triton", "127.0.0.1:1"], ["config", "check", str(file)]):
+        misspelt = await run_in_pipe(command, env={"DRAFTGATE_LISTN": "127.0.0.1:1"})
+        assert (misspelt.code, misspelt.out) == (1, "")
+        assert misspelt.err == (
+            "error: DRAFTGATE_LISTN: it names no setting; the nearest is DRAFTGATE_LISTEN "
+            "(environment)\n"
+        )
     nameless = await run_in_pipe(["gateway", "--triton", "127.0.0.1:1"])
     assert nameless.code == 1
     assert "--model-name or --model-dir is needed" in nameless.err

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
-from pydantic_settings import EnvSettingsSource, SettingsError
 
 from draftgate import yamlfile
+from draftgate.config.environment import read_environment, strangers
 from draftgate.config.settings import Settings
 from draftgate.errors import DraftgateError, ErrorCode
 
@@ -38,22 +38,26 @@ class Loaded:
 def load(file: Path | None = None, flags: Mapping[str, object] | None = None) -> Loaded:
     """The settings that a file, the environment and flags give; later ones win, key by key.
 
-    Raises DraftgateError naming every key that is wrong, and where it stands.
+    Raises DraftgateError naming every key that is wrong, and where it stands, and every variable
+    that begins like a setting's and is none.
     """
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for source, given in (
         (str(file), yamlfile.read_mapping(file) if file else {}),
-        ("environment", _environment()),
+        ("environment", read_environment()),
         ("command line", dict(flags or {})),
     ):
         _merge(values, given)
         sources.update(dict.fromkeys(_keys(given), source))
+    problems = [problem for _, problem in strangers()]
     try:
-        return Loaded(Settings.model_validate(values), sources)
+        settings = Settings.model_validate(values)
     except ValidationError as error:
-        problems = yamlfile.problems(error, sources)
-        raise DraftgateError(ErrorCode.INVALID_ARGUMENT, problems) from None
+        problems.append(yamlfile.problems(error, sources))
+    if problems:
+        raise DraftgateError(ErrorCode.INVALID_ARGUMENT, "; ".join(problems))
+    return Loaded(settings, sources)
 
 
 def changed(old: Settings, new: Settings) -> list[str]:
@@ -61,15 +65,6 @@ def changed(old: Settings, new: Settings) -> list[str]:
     before = dict(_leaves(old))
     after = dict(_leaves(new))
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
-
-
-def _environment() -> dict[str, object]:
-    try:
-        return EnvSettingsSource(Settings)()
-    except SettingsError as error:
-        raise DraftgateError(
-            ErrorCode.INVALID_ARGUMENT, f"environment: {str(error).split(' from source')[0]}"
-        ) from None
 
 
 def _merge(into: dict[str, object], given: Mapping[str, object]) -> None:
