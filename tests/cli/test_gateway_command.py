@@ -152,9 +152,26 @@ async def test_its_settings_come_from_a_file_the_environment_and_options(
         assert (sent["max_tokens"], sent["temperature"]) == ([4], [0.5])
         await terminal.sees('"method": "draftgate.v1.GenerationService/Generate"')
 
-        file.write_text(f"{settings}grace_s: 1\n")
+        other = settings.replace("temperature: 0.5", "temperature: 0.25")
+        file.write_text(f"{other}grace_s: 1\nmax_choices: 2\n")
         os.kill(terminal.process.pid, signal.SIGHUP)
-        await terminal.sees("reloaded; only a restart changes grace_s")
+        await terminal.sees("reloaded; only a restart changes grace_s\n")
+        async with grpc.aio.insecure_channel(address) as channel:
+            model = await Client(channel).get_model()
+        assert (model.defaults.sampling.temperature, model.limits.max_choices) == (0.25, 2)
+        # What options and the environment say still goes first.
+        assert model.defaults.max_tokens == 4
+
+        missing = tmp_path / "missing"
+        file.write_text(f"{settings}max_choices: 1\nsecurity: {{tenants_file: {missing}}}\n")
+        os.kill(terminal.process.pid, signal.SIGHUP)
+        await terminal.sees(f"not reloaded, all stays as it was: {missing} cannot be read: ")
+        file.write_text(f"{settings}max_choices: 0\n")
+        os.kill(terminal.process.pid, signal.SIGHUP)
+        await terminal.sees("not reloaded, all stays as it was: max_choices: Input should be ")
+        assert '"level": "ERROR", "logger": "draftgate.cli.reloading"' in terminal.screen
+        async with grpc.aio.insecure_channel(address) as channel:
+            assert (await Client(channel).get_model()).limits.max_choices == 2
         terminal.type("\x03")
         assert await terminal.ends() == 0
 

@@ -16,7 +16,8 @@ __all__ = ["config_problems"]
 
 def config_problems(config: GatewayConfig) -> Iterator[DraftgateError]:
     """Everything, not the first alone. Blocks to read files and to look up the names of addresses
-    to listen on; those may be in use. An empty `triton_target` is not known yet."""
+    to listen on; those may be in use. A `triton_target` that is empty, or no `tokenizer_dir`, is
+    not known yet."""
     yield from _tried(*_checks(config))
     yield from security_problems(config.security)
 

@@ -29,12 +29,13 @@ from draftgate.gateway.admission import Admission, Capacity
 from draftgate.gateway.announcements import Announcements
 from draftgate.gateway.auth import Authenticator, AuthInterceptor, ServerCertificates
 from draftgate.gateway.boundary import CallBoundary
-from draftgate.gateway.config import GatewayConfig
+from draftgate.gateway.config import GatewayConfig, RequestRules
 from draftgate.gateway.core import GenerationCore
 from draftgate.gateway.gate import GateServicer
 from draftgate.gateway.generation import GenerationServicer
 from draftgate.gateway.health import HealthServicer
 from draftgate.gateway.listen import bind
+from draftgate.gateway.live import LiveConfig
 from draftgate.gateway.local import LocalClient
 from draftgate.gateway.model import ModelServicer
 from draftgate.gateway.operators import OperatorServer, describe
@@ -82,7 +83,7 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig, *, team: Team | None = None) -> None:
         """One of a `team` shares its port, and what may run, with the others."""
-        self.config = config
+        self._live = LiveConfig(config)
         self._team = team
         self._port: int | None = None
         self._operators: OperatorServer | None = None
@@ -91,6 +92,11 @@ class Gateway:
         self._operators_certificates: ServerCertificates | None = None
         self._authenticator: Authenticator | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def config(self) -> GatewayConfig:
+        """As it holds now."""
+        return self._live.now
 
     @property
     def port(self) -> int:
@@ -116,7 +122,7 @@ class Gateway:
         """For calls of this process itself. Raises DraftgateError(FAILED_PRECONDITION) while the
         gateway is not running."""
         _ = self.port
-        return LocalClient(self.config, self._core, self._readiness)
+        return LocalClient(self._live, self._core, self._readiness)
 
     async def start(self) -> None:
         """Listen. It serves as soon as Triton is ready, and says so through its health service.
@@ -124,9 +130,8 @@ class Gateway:
         Raises DraftgateError if it cannot listen, or read the tokenizer, the model's defaults, the
         certificate or the tenants; INVALID_ARGUMENT if `triton_target` is no address.
         """
-        folder = self.config.tokenizer_dir
-        defaults = await asyncio.to_thread(self.config.defaults.completed, folder)
-        config = self.config = replace(self.config, defaults=defaults)
+        self._live.take(await self._completed(RequestRules.of(self.config)))
+        config = self.config
         addresses = parse_addresses(config.triton_target)
         await asyncio.to_thread(self._read_security)
         tokenizer = (
@@ -166,8 +171,8 @@ class Gateway:
             resume=config.resume,
         )
         self._gate = GateServicer(self._replicas, steered_elsewhere=bool(config.admin_listen))
-        self._sessions = SessionServicer(config, self._core, self._readiness)
-        self._tokenizing = TokenizerServicer(config, tokenizer)
+        self._sessions = SessionServicer(self._live, self._core, self._readiness)
+        self._tokenizing = TokenizerServicer(self._live, tokenizer)
         self._passthrough = Passthrough(
             Passing(self._replicas, self._admission, self._tracing),
             self._tracing,
@@ -208,10 +213,10 @@ class Gateway:
 
         Raises DraftgateError naming the first file that is of no use: what it was before stands.
         """
-        if self._authenticator:
-            self._authenticator.reload()
         if self._certificates:
             self._certificates.check()
+        if self._authenticator:
+            self._authenticator.reload()  # All or nothing, and so the last that can fail.
 
     def refuse_new(self) -> None:
         """Not serving and no new work from now on; what runs goes on."""
@@ -232,7 +237,7 @@ class Gateway:
     async def carry_out(self, order: Order) -> None:
         """Do what an operator orders, here alone. To be called while it runs.
 
-        Raises DraftgateError for a Reload of files that are of no use.
+        Raises DraftgateError for a Reload with something that is of no use: all stays as it was.
         """
         if isinstance(order, RefuseNew):
             self.refuse_new()
@@ -241,7 +246,11 @@ class Gateway:
         elif isinstance(order, SetLogLevel):
             logging.getLogger("draftgate").setLevel(order.level)
         elif isinstance(order, Reload):
+            rules = await self._completed(order.rules) if order.rules else None
             await asyncio.to_thread(self.reload)
+            # Nothing below fails, or waits: no request is checked by half of it.
+            if rules is not None:
+                self._live.take(rules)
             if order.admission is not None:
                 self._admission.configure(order.admission)
 
@@ -270,6 +279,13 @@ class Gateway:
         await asyncio.wait(self._tasks)
         await self._close()
         self._port = None
+
+    async def _completed(self, rules: RequestRules) -> RequestRules:
+        """With what the model's own file says. Raises DraftgateError as
+        `RequestDefaults.completed` does."""
+        folder = self.config.tokenizer_dir
+        defaults = await asyncio.to_thread(rules.defaults.completed, folder)
+        return replace(rules, defaults=defaults)
 
     def _replicas_changed(self, serving: bool) -> None:
         engines = [each.engine for each in self._replicas.replicas if each.serving and each.engine]
@@ -340,10 +356,10 @@ class Gateway:
     def _make_server(self) -> grpc.aio.Server:
         server = self._bare_server()
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationServicer(self.config, self._core, self._readiness), server
+            GenerationServicer(self._live, self._core, self._readiness), server
         )
         model_pb2_grpc.add_ModelServiceServicer_to_server(
-            ModelServicer(self.config, self._readiness), server
+            ModelServicer(self._live, self._readiness), server
         )
         gate_pb2_grpc.add_GateServiceServicer_to_server(self._gate, server)
         session_pb2_grpc.add_SessionServiceServicer_to_server(self._sessions, server)
