@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from draftgate.errors import DraftgateError, ErrorCode
 
-__all__ = ["parse", "problems", "read_mapping"]
+__all__ = ["OWN_FAULT", "Fault", "faults", "parse", "read_mapping"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
+OWN_FAULT = "draftgate"
+"""The type of a pydantic error whose context has a DraftgateError: its field and its message."""
+
 _MAX_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that is wrong in a mapping."""
+
+    place: tuple[str, ...]
+    """The keys that lead to it; none if it is about the mapping as a whole."""
+    message: str
+    """Names the place. Without the value, which may be a secret."""
+
+    @property
+    def key(self) -> str:
+        """The place as one dotted key."""
+        return ".".join(self.place)
 
 
 class _TwiceError(yaml.MarkedYAMLError):
@@ -70,17 +89,19 @@ def parse(model: type[_Model], values: dict[str, object], path: Path) -> _Model:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise _bad(path, problems(error)) from None
+        raise _bad(path, "; ".join(each.message for each in faults(error))) from None
 
 
-def problems(error: ValidationError, sources: Mapping[str, str] | None = None) -> str:
-    """What is wrong, without the values: they may be secrets. sources: where keys come from."""
-    found = []
-    for each in error.errors(include_url=False, include_input=False, include_context=False):
-        key = ".".join(str(part) for part in each["loc"])
-        place = f" ({sources[key]})" if sources and key in sources else ""
-        found.append((f"{key}: " if key else "") + each["msg"] + place)
-    return "; ".join(found)
+def faults(error: ValidationError) -> list[Fault]:
+    """All that is wrong."""
+    return [_fault(each) for each in error.errors(include_url=False, include_input=False)]
+
+
+def _fault(said: ErrorDetails) -> Fault:
+    if said["type"] == OWN_FAULT:
+        return Fault(tuple(said["ctx"]["field"].split(".")), said["msg"])
+    place = tuple(str(part) for part in said["loc"])
+    return Fault(place, (f"{'.'.join(place)}: " if place else "") + said["msg"])
 
 
 def _bad(path: Path, problem: str) -> DraftgateError:

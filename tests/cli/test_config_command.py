@@ -32,10 +32,62 @@ async def test_a_file_is_checked_with_the_files_that_it_names(tmp_path: Path) ->
     file.write_text(f"security: {{tls: {{cert_file: {cert}, key_file: {key}}}}}")
     done = await run_in_pipe(["config", "check", str(file)])
     assert (done.code, done.out) == (1, "")
-    assert done.err == f"error: cert_file: {cert}: No such file or directory\n"
+    assert done.err == "".join(
+        f"error: {name}: {path}: No such file or directory\n"
+        for name, path in (("cert_file", cert), ("key_file", key))
+    )
     Authority().issue("server").write(cert, key)
     done = await run_in_pipe(["config", "check", str(file)])
     assert (done.code, done.out, done.err) == (0, f"{file}: nothing wrong\n", "")
+
+
+async def test_all_that_is_wrong_is_told_a_line_each(tmp_path: Path) -> None:
+    file = tmp_path / "draftgate.yaml"
+    there, missing = tmp_path / "there", tmp_path / "missing"
+    there.write_text("{not: {what: it}, should: be}")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    file.write_text(
+        f"""
+        listen: 0.0.0.0:1
+        admin_listen: here
+        triton: nonsense
+        tokenizer_dir: {folder}
+        grace_s: -1
+        defaults: {{max_tokens: 9, top_p: 0}}
+        max_output_tokens: 8
+        security:
+          tls: {{cert_file: {there}, key_file: {missing}, client_ca_file: {there}}}
+          tenants_file: {there}
+          jwt: {{jwks_file: {missing}, issuer: i, audience: a}}
+        """
+    )
+    done = await run_in_pipe(["config", "check", str(file)], env={"DRAFTGATE_LISTN": "x"})
+    assert (done.code, done.out) == (1, "")
+    expected = [
+        "DRAFTGATE_LISTN: it names no setting; the nearest is DRAFTGATE_LISTEN (environment)",
+        f"grace_s: Input should be greater than or equal to 0 ({file})",
+        f"defaults.top_p: got 0.0, allowed: a finite number above 0 to 1 ({file})",
+        f"defaults.max_tokens: got 9, allowed: at most max_output_tokens, 8 ({file})",
+        "cannot listen on here: give host:port with a port from 0 to 65535",
+        "triton: got 'nonsense', allowed: HOST:PORT or dns:///NAME:PORT, several separated by ",
+        f"cannot read {folder / 'tokenizer.json'}: No such file or directory",
+        f"key_file: {missing}: No such file or directory",
+        f"client_ca_file: {there}: no certificate",
+        f"{there}: tenants: Field required; not: Extra inputs are not permitted; should: Extra ",
+        f"jwks_file: {missing}: No such file or directory",
+    ]
+    told = done.err.splitlines()
+    assert len(told) == len(expected)
+    for line, begins in zip(told, expected, strict=True):
+        assert line.startswith(f"error: {begins}")
+
+
+async def test_an_address_is_not_blamed_for_certificates_that_are_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "draftgate.yaml"
+    file.write_text("listen: 0.0.0.0:50999\nsecurity: {tls: {cert_file: a.crt}}")
+    done = await run_in_pipe(["config", "check", str(file)])
+    assert done.err == "error: security.tls.key_file: Field required\n"
 
 
 @pytest.mark.parametrize(

@@ -145,15 +145,33 @@ async def test_its_settings_come_from_a_file_the_environment_and_options(
             client = Client(channel)
             await client.wait_serving()
             assert (await client.get_model()).name == "of-the-file"
+            await terminal.sees(f'"message": "serving of-the-file on {address} in clear text: 1 of')
             assert list(await Client(operators).replicas()) == [triton.target]
             assert (await client.generate(prompt="Hi")).error is None
         sent = triton.generations[0].tensors
         assert (sent["max_tokens"], sent["temperature"]) == ([4], [0.5])
         await terminal.sees('"method": "draftgate.v1.GenerationService/Generate"')
 
-        file.write_text(f"{settings}grace_s: 1\n")
+        other = settings.replace("temperature: 0.5", "temperature: 0.25")
+        file.write_text(f"{other}grace_s: 1\nmax_choices: 2\n")
         os.kill(terminal.process.pid, signal.SIGHUP)
-        await terminal.sees("reloaded; only a restart changes grace_s")
+        await terminal.sees("reloaded; only a restart changes grace_s\n")
+        async with grpc.aio.insecure_channel(address) as channel:
+            model = await Client(channel).get_model()
+        assert (model.defaults.sampling.temperature, model.limits.max_choices) == (0.25, 2)
+        # What options and the environment say still goes first.
+        assert model.defaults.max_tokens == 4
+
+        missing = tmp_path / "missing"
+        file.write_text(f"{settings}max_choices: 1\nsecurity: {{tenants_file: {missing}}}\n")
+        os.kill(terminal.process.pid, signal.SIGHUP)
+        await terminal.sees(f"not reloaded, all stays as it was: {missing} cannot be read: ")
+        file.write_text(f"{settings}max_choices: 0\n")
+        os.kill(terminal.process.pid, signal.SIGHUP)
+        await terminal.sees("not reloaded, all stays as it was: max_choices: Input should be ")
+        assert '"level": "ERROR", "logger": "draftgate.cli.reloading"' in terminal.screen
+        async with grpc.aio.insecure_channel(address) as channel:
+            assert (await Client(channel).get_model()).limits.max_choices == 2
         terminal.type("\x03")
         assert await terminal.ends() == 0
 
@@ -170,6 +188,13 @@ async def test_what_cannot_be_is_one_clear_line(tmp_path: Path) -> None:
     meant_otherwise = await run_in_pipe(["serve", "--config", str(file)])
     assert meant_otherwise.code == 1
     assert "triton: it is for `draftgate gateway`" in meant_otherwise.err
+    for command in (["gateway", "--triton", "127.0.0.1:1"], ["config", "check", str(file)]):
+        misspelt = await run_in_pipe(command, env={"DRAFTGATE_LISTN": "127.0.0.1:1"})
+        assert (misspelt.code, misspelt.out) == (1, "")
+        assert misspelt.err == (
+            "error: DRAFTGATE_LISTN: it names no setting; the nearest is DRAFTGATE_LISTEN "
+            "(environment)\n"
+        )
     nameless = await run_in_pipe(["gateway", "--triton", "127.0.0.1:1"])
     assert nameless.code == 1
     assert "--model-name or --model-dir is needed" in nameless.err

@@ -10,7 +10,13 @@ import socket
 import grpc
 import pytest
 
-from draftgate._pb.draftgate.v1.generation_pb2 import FINISH_REASON_CANCELLED, VERIFICATION_COUPLED
+from draftgate._pb.draftgate.v1.generation_pb2 import (
+    FINISH_REASON_CANCELLED,
+    FINISH_REASON_STOP_STRING,
+    PRIORITY_BATCH,
+    VERIFICATION_COUPLED,
+    GenerateResponse,
+)
 from tests.fakes.gateway import (
     Fail,
     FakeGateway,
@@ -54,7 +60,7 @@ async def test_the_request_carries_what_was_asked_and_nothing_else(gateway: Fake
         "--system Short. --max-tokens 7 --max-draft-len 0 --temperature 0 --top-p 0.5 --top-k 3 "
         "--min-p 0.25 --repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -0.5 "
         "--seed 18446744073709551615 --stop-token 5 --stop-token 6 --ignore-eos --show-rejected "
-        "--verification coupled"
+        "--verification coupled --stop END --stop ## --n 1 --echo --priority batch"
     )
     await run_in_pipe(["generate", "Why?", "--server", gateway.address, *options.split()])
     plain, full = gateway.requests
@@ -75,6 +81,90 @@ async def test_the_request_carries_what_was_asked_and_nothing_else(gateway: Fake
     assert (sampling.seed, list(sampling.stop_token_ids)) == (2**64 - 1, [5, 6])
     assert sampling.ignore_eos
     assert sampling.verification == VERIFICATION_COUPLED
+    assert (list(full.stop), full.n, full.echo) == (["END", "##"], 1, True)
+    assert full.priority == PRIORITY_BATCH
+
+
+def of_choice(index: int, *events: GenerateResponse) -> list[Step]:
+    for event in events:
+        event.index = index
+    return list(events)
+
+
+async def test_several_answers_come_one_after_the_other(gateway: FakeGateway) -> None:
+    first = of_choice(0, started(), target("a"), target("b"), finished())
+    second = of_choice(1, started(), target("c"), target("d\n"), finished())
+    third = of_choice(2, started(), target("e"), finished(reason=FINISH_REASON_STOP_STRING))
+    # The last one is done before the others have begun.
+    interleaved = [each for pair in zip(first, second, strict=True) for each in pair]
+    gateway.scripts.append([*third, *interleaved])
+    done = await run_in_pipe(["generate", "Why?", "--server", gateway.address, "--n", "3"])
+    assert done.code == 0
+    assert done.out == (
+        "--- choice 1 of 3 ---\nab\n--- choice 2 of 3 ---\ncd\n--- choice 3 of 3 ---\ne\n"
+    )
+    ends = [re.sub("TTFT.*verify", "... verify", each) for each in done.err.splitlines()]
+    assert ends == [
+        "choice 1 of 3 · 2 tokens · ... verify steps · ended by eos",
+        "choice 2 of 3 · 2 tokens · ... verify steps · ended by eos",
+        "choice 3 of 3 · 1 token · ... verify steps · ended by stop string",
+    ]
+    assert gateway.requests[0].n == 3
+
+
+async def test_the_first_answer_streams_and_what_came_of_all_is_kept(gateway: FakeGateway) -> None:
+    gateway.scripts.append(
+        [
+            *of_choice(1, started(), target("other")),
+            *of_choice(0, started(), target("early")),
+            Hang(),
+        ]
+    )
+    async with on_terminal(
+        "generate", "Why?", "--server", gateway.address, "--n", "2", env={"NO_COLOR": "1"}
+    ) as terminal:
+        await terminal.sees("--- choice 1 of 2 ---\nearly")
+        assert "other" not in terminal.screen
+        terminal.type("\x03")
+        assert await terminal.ends() == 130
+    assert "early\n--- choice 2 of 2 ---\nother\n" in terminal.screen.replace("^C", "")
+
+
+async def test_a_number_of_answers_that_the_server_refuses_is_its_error(
+    gateway: FakeGateway,
+) -> None:
+    problem = "n: got 2000000000, allowed: an integer from 1 to 8"
+    gateway.scripts.append([Fail(grpc.StatusCode.INVALID_ARGUMENT, problem)])
+    done = await run_in_pipe(["generate", "Why?", "--server", gateway.address, "--n", "2000000000"])
+    assert (done.code, done.out, done.err) == (1, "", f"error: {problem}\n")
+
+
+async def test_the_prompt_comes_first_when_it_is_asked_for(gateway: FakeGateway) -> None:
+    beginning = started()
+    beginning.started.prompt_text = "Once upon"
+    gateway.scripts += [[beginning, target(" a time"), finished()]] * 2
+    command = ["generate", "--raw", "Once upon", "--echo", "--server", gateway.address]
+    done = await run_in_pipe(command)
+    assert (done.code, done.out) == (0, "Once upon a time\n")
+    async with on_terminal(*command, "--show-speculation") as terminal:
+        assert await terminal.ends() == 0
+    assert f"\x1b[2mOnce upon{RESET}{AMBER} a time{RESET}\n" in terminal.screen
+
+
+async def test_text_that_a_stop_string_held_back_is_coloured_too(gateway: FakeGateway) -> None:
+    held = verified([" sky", " E"], [" green"], "N")
+    held.tokens.text = " sky "
+    released = verified(["X", "EN"], [], "D")
+    released.tokens.text = "ENX"
+    gateway.scripts.append([started(), held, released, finished(reason=FINISH_REASON_STOP_STRING)])
+    async with on_terminal(
+        *("generate", "Why?", "--server", gateway.address, "--stop", "END"), "--show-speculation"
+    ) as terminal:
+        assert await terminal.ends() == 0
+    assert (
+        f"{GREEN} sky{RESET}{GREEN} {RESET}{GREEN}E{RESET}{AMBER}N{RESET}{GREEN}X{RESET}\n"
+    ) in terminal.screen
+    assert "ended by stop string" in terminal.screen
 
 
 @pytest.mark.parametrize(
@@ -266,6 +356,8 @@ async def test_a_deadline_that_passes_is_an_error(gateway: FakeGateway) -> None:
         (["generate", "x", "--seed", "-1"], "--seed"),
         (["generate", "x", "--max-tokens", "99999999999"], "--max-tokens"),
         (["generate", "x", "--stop-token", "3000000000"], "--stop-token"),
+        (["generate", "x", "--n", "3000000000"], "--n"),
+        (["generate", "x", "--priority", "urgent"], "--priority"),
         (["generate", "x", "--timeout", "0"], "--timeout"),
         (["generate", "x", "--raw", "--system", "y"], "--system"),
         (["generate", "x", "--no-such-option"], "--no-such-option"),
@@ -294,9 +386,10 @@ async def test_input_that_is_no_text_is_wrong_usage() -> None:
     assert b"not UTF-8" in err
 
 
-async def test_an_argument_that_is_no_text_is_wrong_usage() -> None:
+@pytest.mark.parametrize("arguments", [[b"\xff\xfe"], ["x", "--stop", b"\xff\xfe"]])
+async def test_an_argument_that_is_no_text_is_wrong_usage(arguments: list[str | bytes]) -> None:
     process = await asyncio.create_subprocess_exec(
-        *DRAFTGATE, "generate", b"\xff\xfe", stderr=asyncio.subprocess.PIPE, env=environment()
+        *DRAFTGATE, "generate", *arguments, stderr=asyncio.subprocess.PIPE, env=environment()
     )
     _, err = await process.communicate()
     assert process.returncode == 2

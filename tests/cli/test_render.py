@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import unicodedata
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from draftgate._pb.draftgate.v1.generation_pb2 import (
     TOKEN_SOURCE_TARGET,
     TokenChunk,
 )
-from draftgate.cli.render import Kind, LogFormatter, clean, pieces
+from draftgate.cli.render import Kind, LogFormatter, Origins, clean
 from tests.fakes.gateway import verified
 
 texts = st.lists(st.text(max_size=4), max_size=3)
@@ -44,14 +45,48 @@ def test_the_pieces_say_where_each_token_came_from(
             (own, Kind.TARGET),
         )
     ]
-    assert pieces(chunk, show_rejected=show_rejected) == expected
+    assert Origins(show_rejected=show_rejected).pieces(chunk) == expected
+
+
+@given(
+    st.lists(st.tuples(texts, texts, st.text(max_size=4)), min_size=1, max_size=3),
+    st.lists(st.integers(0, 40)),
+    st.booleans(),
+)
+def test_text_that_comes_later_than_its_tokens_keeps_their_origin(
+    steps: list[tuple[list[str], list[str], str]], cuts: list[int], show_rejected: bool
+) -> None:
+    """As it does where it may yet become a stop string."""
+    chunk = chunk_of(steps)
+    origins = Origins(show_rejected=show_rejected)
+    at_once = Origins(show_rejected=show_rejected).pieces(chunk)
+    text, places = chunk.text, sorted({min(each, len(chunk.text)) for each in cuts})
+    chunk.text = text[: places[0]] if places else text
+    found = origins.pieces(chunk)
+    for start, end in zip(places, [*places[1:], len(text)], strict=False):
+        found += origins.pieces(TokenChunk(text=text[start:end]))
+
+    def characters(cut: list[tuple[str, Kind]]) -> list[tuple[str, Kind]]:
+        return [(character, kind) for piece, kind in cut for character in piece]
+
+    assert characters(found) == characters(at_once)
+
+
+def test_the_tokens_of_a_stop_string_are_not_those_of_the_next_generation() -> None:
+    origins = Origins(show_rejected=False)
+    held = verified(["a", "EN"], [], "D").tokens
+    held.text = "a"
+    assert origins.pieces(held) == [("a", Kind.ACCEPTED)]
+    origins.forget()
+    after = verified(["b"], [], "c").tokens
+    assert origins.pieces(after) == [("b", Kind.ACCEPTED), ("c", Kind.TARGET)]
 
 
 def test_a_run_cut_short_has_no_token_of_the_targets_own() -> None:
     # The generation ended inside the accepted run.
     chunk = verified(["a", "b"], ["c"], "").tokens
     del chunk.tokens[2]
-    assert pieces(chunk, show_rejected=True) == [
+    assert Origins(show_rejected=True).pieces(chunk) == [
         ("a", Kind.ACCEPTED),
         ("b", Kind.ACCEPTED),
         ("c", Kind.REJECTED),
@@ -62,7 +97,7 @@ def test_text_that_the_tokens_do_not_account_for_stays_whole() -> None:
     chunk = TokenChunk(text="whole")
     chunk.tokens.add(id=1, source=TOKEN_SOURCE_DRAFT)
     chunk.tokens.add(id=2, source=TOKEN_SOURCE_TARGET)
-    assert pieces(chunk, show_rejected=True) == [("whole", Kind.PLAIN)]
+    assert Origins(show_rejected=True).pieces(chunk) == [("whole", Kind.PLAIN)]
 
 
 @given(st.text())
@@ -74,12 +109,16 @@ def test_clean_text_has_no_control_characters_and_keeps_all_else(text: str) -> N
 @pytest.mark.parametrize(
     ("level", "shown"),
     [
-        (logging.INFO, "draftgate: worker 2: serving"),
-        (logging.ERROR, "worker 2: ERROR some.module: serving"),
+        (logging.INFO, "draftgate: {}serving"),
+        (logging.ERROR, "{}ERROR some.module: serving"),
     ],
 )
-def test_a_record_of_a_worker_says_of_which(level: int, shown: str) -> None:
+def test_a_record_begins_with_its_time_and_says_of_which_worker_it_is(
+    level: int, shown: str
+) -> None:
     record = logging.LogRecord("some.module", level, "", 0, "serving", (), None)
-    assert "worker" not in LogFormatter().format(record)
+    record.created = datetime(2026, 2, 3, 4, 5, 6, 70_000, UTC).timestamp()
+    time = "2026-02-03T04:05:06.070Z"
+    assert LogFormatter().format(record) == f"{time} {shown.format('')}"
     record.worker = 2
-    assert LogFormatter().format(record) == shown
+    assert LogFormatter().format(record) == f"{time} {shown.format('worker 2: ')}"

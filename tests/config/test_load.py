@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftgate.config import Settings, changed, gateway_config, load
-from draftgate.errors import DraftgateError
+from draftgate.config import Settings, changed, examine, gateway_config, load
+from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway import GatewayConfig
 from draftgate.gateway.admission import AdmissionConfig
-from draftgate.gateway.auth import JwtConfig, TlsConfig
+from draftgate.gateway.auth import JwtConfig, SecurityConfig, TlsConfig
 from draftgate.gateway.auth.tenants_file import read_directory
 from draftgate.gateway.defaults import RequestDefaults
 from draftgate.gateway.tenant import Scope
@@ -131,6 +131,10 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
         ),
         ("defaults: {top_p: 0}", "defaults.top_p: got 0.0, allowed: a finite number above 0 to 1"),
         ("defaults: {max_tokens: x}", "defaults.max_tokens: Input should be a valid integer"),
+        (
+            "{defaults: {max_tokens: 600}, max_output_tokens: 512}",
+            "defaults.max_tokens: got 600, allowed: at most max_output_tokens, 512 (FILE)",
+        ),
         ("defaults: {seed: 1}", "defaults.seed: Unexpected keyword argument (FILE)"),
         ("max_choices: 0", "max_choices: Input should be greater than or equal to 1"),
         ("triton: ''", "triton: String should have at least 1 character"),
@@ -160,12 +164,68 @@ def test_all_that_is_wrong_is_named_at_once(file: Path, monkeypatch: pytest.Monk
     assert problems[2].endswith("(environment)")
 
 
+def test_what_one_problem_would_hide_is_named_too(file: Path) -> None:
+    """Sections that check themselves, fields behind the first one, and what goes together."""
+    file.write_text(
+        """
+        grace_s: -1
+        defaults: {top_p: 0, temperature: -1, max_tokens: 9, nonsense: 1}
+        max_output_tokens: 8
+        security:
+          tls: {cert_file: a}
+          tenants_file: t
+          jwt: {issuer: b, algorithms: [HS256, ES256]}
+          limits: {max_connections: 0}
+        """
+    )
+    found = examine(file)
+    assert sorted(each.message.partition(":")[0] for each in found.problems) == [
+        "defaults.max_tokens",
+        "defaults.nonsense",
+        "defaults.temperature",
+        "defaults.top_p",
+        "grace_s",
+        "security.jwt.audience",
+        "security.jwt.jwks_file",
+        "security.limits.max_connections",
+        "security.tls.key_file",
+    ]
+    assert found.left_out == {"defaults", "grace_s", "security"}
+    # What is right stays, for others to look at.
+    assert found.settings is not None
+    assert found.settings.max_output_tokens == 8
+    assert found.settings.security == SecurityConfig(tenants_file=Path("t"))
+
+
+def test_what_lacks_something_that_was_wrong_is_not_wrong_itself(file: Path) -> None:
+    file.write_text(
+        "security: {tenants_file: [], jwt: {jwks_file: a, issuer: b, audience: c}, insecure: 3}"
+    )
+    problems = [each.message.partition(":")[0] for each in examine(file).problems]
+    assert problems == ["security.insecure", "security.tenants_file"]
+
+
+def test_a_source_that_cannot_be_read_says_nothing_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTGATE_GRACE_S", "-1")
+    found = examine(tmp_path / "none.yaml")
+    assert [each.code for each in found.problems] == [
+        ErrorCode.NOT_FOUND,
+        ErrorCode.INVALID_ARGUMENT,
+    ]
+    assert found.settings is None
+
+
 def test_a_value_that_is_wrong_is_not_shown(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("admission: {max_waiting: s3cret}")
     monkeypatch.setenv("DRAFTGATE_SECURITY", "{s3cret")
     with pytest.raises(DraftgateError) as caught:
         load(file)
-    assert caught.value.message == 'environment: error parsing value for field "security"'
+    assert caught.value.message.startswith(
+        'environment: error parsing value for field "security"; admission.max_waiting: Input '
+    )
+    assert "s3cret" not in caught.value.message
     monkeypatch.delenv("DRAFTGATE_SECURITY")
     with pytest.raises(DraftgateError) as caught:
         load(file)

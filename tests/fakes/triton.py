@@ -209,6 +209,10 @@ class FakeTriton(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelStatistics(  # noqa: N802
         self, request: pb.ModelStatisticsRequest, context: Any
     ) -> pb.ModelStatisticsResponse:
+        if not self.statistics.model_stats and not request.name:
+            # Of models that were never asked anything it tells the names.
+            names = (pb.ModelStatistics(name=name, version="1") for name in contract.MODELS)
+            return pb.ModelStatisticsResponse(model_stats=names)
         return self.statistics
 
     async def ModelInfer(  # noqa: N802

@@ -63,6 +63,8 @@ class Call:
     request: bytes
     """The first one."""
     timeout_s: float | None
+    peer: str
+    """The connection on which it came."""
 
 
 class FakeWire(grpc.GenericRpcHandler):
@@ -109,7 +111,8 @@ class FakeWire(grpc.GenericRpcHandler):
         async def answer(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             metadata = dict(context.invocation_metadata() or ())
             first = await anext(requests)
-            self.calls.append(Call(method, metadata, first, context.time_remaining()))
+            left_s = context.time_remaining()
+            self.calls.append(Call(method, metadata, first, left_s, context.peer()))
             script = self.scripts.popleft() if self.scripts else None
             reading = asyncio.create_task(self._keep(requests))
             try:

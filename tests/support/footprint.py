@@ -17,7 +17,8 @@ class Footprint:
     """Run the program with `env`: every process of it carries the mark, every file is in `tmp`."""
 
     def __init__(self, tmp: Path) -> None:
-        self._mark = f"DRAFTGATE_TEST_RUN={uuid.uuid4().hex}"
+        # Not DRAFTGATE_...: that would be a setting which there is not.
+        self._mark = f"TEST_RUN_OF_DRAFTGATE={uuid.uuid4().hex}"
         self._tmp = tmp
         self._shm_prefixes: set[str] = set()
         name, _, value = self._mark.partition("=")

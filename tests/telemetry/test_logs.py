@@ -80,6 +80,7 @@ async def test_a_generation_and_its_call_are_recorded_with_what_speculation_did(
     assert generation["logger"] == "draftgate.calls"
     told = {key: generation[key] for key in ("request_id", "finish_reason", "output_tokens")}
     assert told == {"request_id": "r-1", "finish_reason": "length", "output_tokens": 4}
+    assert generation["tenant"] == "anonymous"
     told = {key: generation[key] for key in ("drafted_tokens", "accepted_tokens", "verify_steps")}
     assert told == {"drafted_tokens": 4, "accepted_tokens": 2, "verify_steps": 1}
     call = lines.of("draftgate.v1.GenerationService/Generate: OK in ")
@@ -89,6 +90,32 @@ async def test_a_generation_and_its_call_are_recorded_with_what_speculation_did(
     assert call["trace_id"] == generation["trace_id"] == span.span.trace_id.hex()
     assert call["span_id"] == span.span.span_id.hex()
     assert not [line for line in lines.lines if PROMPT in line or OUTPUT in line]
+
+
+async def test_it_is_recorded_when_and_where_it_begins_to_serve(
+    triton: FakeTriton, lines: Lines
+) -> None:
+    async with (
+        running_gateway(triton.target, admin_listen="127.0.0.1:0") as gateway,
+        connected(gateway) as client,
+    ):
+        await client.wait_serving()
+        address, admin_address = gateway.address, gateway.admin_address
+        triton.server_ready = False
+        await client.wait_serving(False)
+    began = lines.of("serving ")
+    assert began["message"] == (
+        f"serving test-model on {address} in clear text: 1 of 1 replicas ready, entered at "
+        "ensemble (draftgate)"
+    )
+    assert began["level"] == "INFO"
+    fields = ("model", "address", "admin_address", "tls")
+    assert [began[each] for each in fields] == ["test-model", address, admin_address, False]
+    assert began["replicas"] == [
+        {"address": triton.target, "state": "ready", "profile": "draftgate", "entry": "ensemble"}
+    ]
+    ended = lines.of("not serving: ")
+    assert (ended["level"], ended["reason"]) == ("WARNING", "the model server is not ready")
 
 
 async def test_a_refused_call_is_recorded_with_its_status(triton: FakeTriton, lines: Lines) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -261,6 +262,69 @@ async def test_a_replica_that_came_back_is_ready_again(tritons: list[FakeTriton]
         await until(replicas, lambda: first.usable)
         assert first.engine is not None
         assert first.engine.name == "newer"
+
+
+def said_of(target: str, caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Level and message of the records that are about this replica."""
+    return [
+        (each.levelname, each.getMessage())
+        for each in caplog.records
+        if getattr(each, "replica", "") == target
+    ]
+
+
+async def test_what_stays_wrong_is_told_once(
+    tritons: list[FakeTriton], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "draftgate")
+    first, looks = tritons[0].target, 0
+    async with started(tritons[0]) as replicas:
+        port = int(first.rpartition(":")[2])
+        await tritons[0].stop()
+        while looks < 20:  # Each is told to who waits for a change.
+            await replicas.changed.wait()
+            looks += replicas.replicas[0].engine is None
+        tritons[0].not_ready_models.add("engine")
+        await tritons[0].start(port)
+        await until(replicas, lambda: "models not ready" in replicas.replicas[0].reason)
+        tritons[0].not_ready_models.clear()
+        await until(replicas, lambda: replicas.replicas[0].usable)
+    away = f"replica {first} is not ready"
+    told = said_of(first, caplog)
+    assert told[0] == ("INFO", f"replica {first} is ready")
+    assert told.count(("WARNING", f"{away}: the model server cannot be reached")) <= 2
+    assert told[-2:] == [
+        ("WARNING", f"{away}: models not ready: engine"),
+        ("WARNING", f"replica {first} is ready again"),
+    ]
+    # Why it cannot be reached, in gRPC's words.
+    raw = [
+        each.getMessage() for each in caplog.records if each.name == "draftgate.upstream.failures"
+    ]
+    assert len(raw) == len(set(raw))
+
+
+async def test_an_entry_that_is_not_there_is_an_error_in_the_log(
+    tritons: list[FakeTriton], caplog: pytest.LogCaptureFixture
+) -> None:
+    target = tritons[0].target
+    replicas = ReplicaSet(
+        Addresses((target,), ()),
+        ReplicaSetConfig(),
+        lambda target: TritonClient(TritonClientConfig(target, entry_model="nonsense")),
+        probe=Probe(interval_s=0.02),
+    )
+    replicas.start()
+    for _ in range(10):
+        await replicas.changed.wait()
+    await replicas.close()
+    assert said_of(target, caplog) == [
+        (
+            "ERROR",
+            f"replica {target} is not ready: the model server cannot be used: it has no model "
+            "nonsense (entry), but engine, ensemble, postprocessing, preprocessing",
+        )
+    ]
 
 
 async def test_a_name_is_looked_up_again_and_again(tritons: list[FakeTriton]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Protocol
 
 from draftgate._pb.draftgate.v1.generation_pb2 import (
     FinishReason,
@@ -12,19 +13,30 @@ from draftgate._pb.draftgate.v1.generation_pb2 import (
     GenerationFinished,
     TokenChunk,
 )
-from draftgate.cli.render import Renderer
 
-__all__ = ["Answer"]
+__all__ = ["Answer", "Shows"]
+
+
+class Shows(Protocol):
+    """What shows an answer, such as a `Renderer`."""
+
+    def write(self, chunk: TokenChunk) -> None:
+        """Show the next chunk."""
+
+    def end(self) -> None:
+        """There are no more."""
 
 
 class Answer:
     """One generation as the user sees it."""
 
-    def __init__(self, renderer: Renderer) -> None:
-        self._renderer = renderer
+    def __init__(self, shows: Shows, sent_s: float = 0.0) -> None:
+        """sent_s: of `time.monotonic`, when its request was sent; `follow` knows by itself."""
+        self._shows = shows
         self._parts: list[str] = []
         self._first_tokens = self._output_tokens = self._prompt_tokens = 0
-        self._sent_s = self._first_s = self._last_s = 0.0
+        self._sent_s = sent_s
+        self._first_s = self._last_s = 0.0
         self.finished: GenerationFinished | None = None
         """The last event; None when the stream broke off before it."""
 
@@ -44,15 +56,19 @@ class Answer:
         try:
             async with aclosing(events) as stream:
                 async for event in stream:
-                    match event.WhichOneof("event"):
-                        case "started":
-                            self._prompt_tokens = event.started.prompt_tokens
-                        case "tokens":
-                            self._take(event.tokens)
-                        case "finished":
-                            self.finished = event.finished
+                    self.take(event)
         finally:
-            self._renderer.end()
+            self._shows.end()
+
+    def take(self, event: GenerateResponse) -> None:
+        """Show one event; for who follows several generations at once."""
+        match event.WhichOneof("event"):
+            case "started":
+                self._prompt_tokens = event.started.prompt_tokens
+            case "tokens":
+                self._take(event.tokens)
+            case "finished":
+                self.finished = event.finished
 
     def summary(self) -> str:
         """The closing line: tokens, TTFT, tokens/s, verify steps, acceptance rate and length.
@@ -81,7 +97,7 @@ class Answer:
         self._last_s = now_s
         self._output_tokens += len(chunk.tokens)
         self._parts.append(chunk.text)
-        self._renderer.write(chunk)
+        self._shows.write(chunk)
 
 
 def _speculation(finished: GenerationFinished) -> list[str]:

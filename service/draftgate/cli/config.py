@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from draftgate.errors import invalid_argument
+from draftgate.cli.render import print_error
 
 __all__ = ["config_app"]
 
@@ -18,27 +19,29 @@ config_app = typer.Typer(help="Check and show the service's settings.", no_args_
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file of settings.")],
 ) -> None:
-    """Say what is wrong with a file of settings, the environment, or the files that they name."""
-    from draftgate.config import load
-    from draftgate.gateway.auth import Authenticator, ServerCertificates
-    from draftgate.gateway.listen import check_address
-    from draftgate.upstream.addresses import parse_addresses
+    """Say what is wrong with a file of settings, the environment, or the files that they name: all
+    of it, a line each."""
+    from draftgate.config import examine, gateway_config
+    from draftgate.gateway.problems import config_problems
 
-    settings = load(file).settings
-    secured = settings.security.tls is not None or settings.security.insecure
-    for listen in filter(None, (settings.listen, settings.admin_listen)):
-        check_address(listen, secured=secured)
-    if settings.listen == settings.admin_listen and not settings.listen.endswith(":0"):
-        raise invalid_argument("admin_listen", settings.admin_listen, "another port than listen's")
-    if settings.triton is not None:
-        parse_addresses(settings.triton, field="triton")
-    if settings.tokenizer_dir is not None:
-        settings.defaults.completed(settings.tokenizer_dir)
-    security = settings.security
-    if security.tls:
-        ServerCertificates(security.tls)
-    if security.tenants_file:
-        Authenticator(security)
+    found = examine(file)
+    problems = list(found.problems)
+    if found.settings is not None:
+        settings = found.settings
+        config = gateway_config(
+            settings,
+            triton_target=settings.triton or "",
+            model_name=settings.model_name or "",
+            tokenizer_dir=settings.tokenizer_dir,
+        )
+        if "security" in found.left_out:
+            # What was left out may be what makes the address safe.
+            config = replace(config, security=replace(config.security, insecure=True))
+        problems += config_problems(config)
+    for each in problems:
+        print_error(each.message)
+    if problems:
+        raise typer.Exit(1)
     typer.echo(f"{file}: nothing wrong")
 
 

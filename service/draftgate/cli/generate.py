@@ -10,7 +10,7 @@ import typer
 
 from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest
 from draftgate.cli import options
-from draftgate.cli.answer import Answer
+from draftgate.cli.choices import Choices
 from draftgate.cli.client import GatewayClient
 from draftgate.cli.render import Renderer, print_note
 
@@ -28,10 +28,14 @@ def generate(
     ] = False,
     system: options.System = None,
     max_tokens: options.MaxTokens = None,
+    stop: options.Stop = None,
+    n: options.Choices = None,
+    priority: options.Priority = None,
     timeout: options.Timeout = 300.0,
     max_draft_len: options.MaxDraftLen = None,
     show_speculation: options.ShowSpeculation = False,
     show_rejected: options.ShowRejected = False,
+    echo: options.Echo = False,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -46,7 +50,8 @@ def generate(
 ) -> None:
     """Stream the answer to one prompt.
 
-    The text goes to standard output, a closing line with counts to standard error.
+    The text goes to standard output, a closing line with counts to standard error. Several answers
+    (--n) come one after the other, each below a line that says which it is.
     """
     if raw and system is not None:
         raise typer.BadParameter("--raw puts nothing before the prompt", param_hint="--system")
@@ -72,6 +77,10 @@ def generate(
         verification=verification,
         stop_token_ids=stop_token,
         ignore_eos=ignore_eos or None,
+        stop=stop,
+        n=n,
+        echo=echo,
+        priority=priority,
     )
     if raw:
         request.prompt = text
@@ -87,13 +96,13 @@ def generate(
 async def _stream(
     server: str, request: GenerateRequest, timeout_s: float, renderer: Renderer
 ) -> None:
-    answer = Answer(renderer)
+    choices = Choices(renderer, request.n if request.HasField("n") else 1)
     async with GatewayClient(server) as client:
         try:
-            await answer.follow(client.generate(request, timeout_s=timeout_s))
+            await choices.follow(client.generate(request, timeout_s=timeout_s))
         finally:
-            if answer.finished is not None:
-                print_note(answer.summary())
+            for line in choices.summaries():
+                print_note(line)
 
 
 def _read_stdin(*, raw: bool) -> str:

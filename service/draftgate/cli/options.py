@@ -12,22 +12,28 @@ import typer
 from google.protobuf.message import Message
 
 from draftgate._pb.draftgate.v1.generation_pb2 import GenerateRequest
+from draftgate._pb.draftgate.v1.generation_pb2 import Priority as _PbPriority
 from draftgate._pb.draftgate.v1.generation_pb2 import Verification as _PbVerification
+from draftgate.client.types import Priority as _Priority
 from draftgate.sampling import Verification as _Verification
 
 __all__ = [
     "DEFAULT_SERVER",
+    "Choices",
+    "Echo",
     "FrequencyPenalty",
     "IgnoreEos",
     "MaxDraftLen",
     "MaxTokens",
     "MinP",
     "PresencePenalty",
+    "Priority",
     "RepetitionPenalty",
     "Seed",
     "Server",
     "ShowRejected",
     "ShowSpeculation",
+    "Stop",
     "StopToken",
     "System",
     "Temperature",
@@ -132,6 +138,24 @@ IgnoreEos = Annotated[
         "--ignore-eos", rich_help_panel=_SAMPLING, help="Go on past the model's end token."
     ),
 ]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="Text before which the answer ends; repeatable."),
+]
+Choices = Annotated[
+    int | None,
+    typer.Option("--n", metavar="N", help="Answers to generate side by side.", show_default="one"),
+]
+Echo = Annotated[
+    bool,
+    typer.Option(
+        "--echo", rich_help_panel=_SHOWING, help="Put the prompt, as the model reads it, first."
+    ),
+]
+Priority = Annotated[
+    _Priority | None,
+    typer.Option(help="Whom to keep waiting when the server is full.", show_default="interactive"),
+]
 
 
 def new_request(
@@ -141,6 +165,10 @@ def new_request(
     max_tokens: int | None,
     max_draft_len: int | None,
     verification: _Verification | None,
+    stop: Sequence[str] | None = None,
+    n: int | None = None,
+    echo: bool = False,
+    priority: _Priority | None = None,
     **sampling: float | int | bool | Sequence[int] | None,
 ) -> GenerateRequest:
     """A request for what the options say; the prompt is still to be set.
@@ -149,12 +177,17 @@ def new_request(
     Raises typer.BadParameter naming the option whose value its field cannot hold.
     """
     request = GenerateRequest(
-        return_token_text=show_speculation or show_rejected, return_drafts=show_rejected
+        return_token_text=show_speculation or show_rejected, return_drafts=show_rejected, echo=echo
     )
-    _fill(request, {"max_tokens": max_tokens, "max_draft_len": max_draft_len})
+    if not all(map(is_text, stop or ())):
+        raise typer.BadParameter("it is not UTF-8", param_hint="--stop")
+    request.stop.extend(stop or ())
+    _fill(request, {"max_tokens": max_tokens, "max_draft_len": max_draft_len, "n": n})
     _fill(request.sampling, sampling)
     if verification is not None:
         request.sampling.verification = _PbVerification.Value(f"VERIFICATION_{verification.name}")
+    if priority is not None:
+        request.priority = _PbPriority.Value(f"PRIORITY_{priority.name}")
     return request
 
 

@@ -15,7 +15,7 @@ import grpc.aio
 from draftgate.client.calls import Ask, Stubs
 from draftgate.client.collected import Collected
 from draftgate.client.connection import Connection
-from draftgate.client.errors import CallError, cancelled_here
+from draftgate.client.errors import CallError, cancelled_here, closed_here
 from draftgate.client.retry import Attempts, RetryPolicy
 from draftgate.client.types import Completion, Event
 
@@ -40,6 +40,12 @@ class AsyncTransport:
         self.retry = retry
         self.channel = connection.async_channel()
         self.stubs = Stubs(self.channel)
+        self._closed = False
+
+    def check_open(self) -> None:
+        """To be called before each call. Raises CallError(FAILED_PRECONDITION) after `close`."""
+        if self._closed:
+            raise closed_here()
 
     async def ask(self, question: Ask[T], timeout_s: float | None) -> T:
         """The one answer. Raises CallError."""
@@ -47,6 +53,7 @@ class AsyncTransport:
         metadata = self.connection.metadata()
         rpc = question.rpc(self.stubs)
         while True:
+            self.check_open()
             try:
                 answer = await rpc(question.request, timeout=attempts.left_s(), metadata=metadata)
                 return question.read(answer)
@@ -63,6 +70,7 @@ class AsyncTransport:
 
     async def close(self) -> None:
         """Close the connection and cancel what still runs on it."""
+        self._closed = True
         await self.channel.close()
 
 
@@ -96,6 +104,7 @@ class AsyncStream(_Leavable, Generic[T]):
     def __init__(
         self, transport: AsyncTransport, question: Ask[T], timeout_s: float | None
     ) -> None:
+        self._transport = transport
         self._question = question
         self._rpc = question.rpc(transport.stubs)
         self._metadata = transport.connection.metadata()
@@ -126,6 +135,7 @@ class AsyncStream(_Leavable, Generic[T]):
         self._call.cancel()
 
     def _begin(self) -> None:
+        self._transport.check_open()
         self._call: grpc.aio.UnaryStreamCall[Any, Any] = self._rpc(
             self._question.request, timeout=self._attempts.left_s(), metadata=self._metadata
         )

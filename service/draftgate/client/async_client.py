@@ -74,7 +74,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection and cancel what still runs on it."""
+        """Close the connection and cancel what still runs on it. Later calls raise
+        CallError(FAILED_PRECONDITION)."""
         await self._transport.close()
 
     def generate(

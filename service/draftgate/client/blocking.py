@@ -10,11 +10,12 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from draftgate.client.calls import Ask, Stubs
 from draftgate.client.collected import Collected
-from draftgate.client.connection import Connection
-from draftgate.client.errors import CallError, cancelled_here
+from draftgate.client.connection import Connection, Metadata
+from draftgate.client.errors import CallError, cancelled_here, closed_here
 from draftgate.client.retry import Attempts, RetryPolicy
 from draftgate.client.types import Completion, Event
 
@@ -32,6 +33,19 @@ class Transport:
         self.retry = retry
         self._channel = connection.channel()
         self.stubs = Stubs(self._channel)
+        self._closed = False
+
+    def call(self, rpc: Any, request: Message, timeout_s: float | None, metadata: Metadata) -> Any:
+        """What `rpc`, a stub's method, returns. Raises CallError(FAILED_PRECONDITION) after
+        `close`, and what `rpc` raises."""
+        try:
+            if not self._closed:
+                return rpc(request, timeout=timeout_s, metadata=metadata)
+        except ValueError:
+            if not self._closed:
+                raise
+            # Another thread closed it just now.
+        raise closed_here()
 
     def ask(self, question: Ask[T], timeout_s: float | None) -> T:
         """The one answer. Raises CallError."""
@@ -40,7 +54,7 @@ class Transport:
         rpc = question.rpc(self.stubs)
         while True:
             try:
-                answer = rpc(question.request, timeout=attempts.left_s(), metadata=metadata)
+                answer = self.call(rpc, question.request, attempts.left_s(), metadata)
                 return question.read(answer)
             except grpc.RpcError as error:
                 failure = CallError.from_call(error)
@@ -55,6 +69,7 @@ class Transport:
 
     def close(self) -> None:
         """Close the connection and cancel what still runs on it."""
+        self._closed = True
         self._channel.close()
 
 
@@ -86,6 +101,7 @@ class Stream(_Leavable, Generic[T]):
     """
 
     def __init__(self, transport: Transport, question: Ask[T], timeout_s: float | None) -> None:
+        self._transport = transport
         self._question = question
         self._rpc = question.rpc(transport.stubs)
         self._metadata = transport.connection.metadata()
@@ -116,8 +132,8 @@ class Stream(_Leavable, Generic[T]):
         self._call.cancel()
 
     def _begin(self) -> None:
-        self._call: Any = self._rpc(
-            self._question.request, timeout=self._attempts.left_s(), metadata=self._metadata
+        self._call: Any = self._transport.call(
+            self._rpc, self._question.request, self._attempts.left_s(), self._metadata
         )
         if self._left.is_set():  # Another thread left just before.
             self._call.cancel()

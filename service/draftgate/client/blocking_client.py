@@ -73,7 +73,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection and cancel what still runs on it."""
+        """Close the connection and cancel what still runs on it. Later calls raise
+        CallError(FAILED_PRECONDITION)."""
         self._transport.close()
 
     def generate(

@@ -28,6 +28,8 @@ _OPTIONS = (
     # Nor a retry policy from DNS: RetryPolicy is the only one. What gRPC still sends again is only
     # what no server has looked at.
     ("grpc.service_config_disable_resolution", 1),
+    # Else clients of one process share a connection, and so one of the gateway's workers.
+    ("grpc.use_local_subchannel_pool", 1),
     # One answer may hold a whole generation with its alternatives.
     ("grpc.max_receive_message_length", 64 * 2**20),
     # A gateway whose machine vanished is found without a write. It allows a ping every 10 s.

@@ -14,7 +14,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from draftgate._pb.draftgate.v1.session_pb2 import SessionStatus
 from draftgate.errors import DraftgateError, ErrorCode
 
-__all__ = ["CallError", "FieldViolation", "QuotaViolation", "cancelled_here"]
+__all__ = ["CallError", "FieldViolation", "QuotaViolation", "cancelled_here", "closed_here"]
 
 _STATUS_KEY = "grpc-status-details-bin"
 
@@ -108,6 +108,11 @@ class CallError(DraftgateError):
 def cancelled_here() -> CallError:
     """What a call ends with that its caller cancelled."""
     return CallError(ErrorCode.CANCELLED, "the call was cancelled by its caller")
+
+
+def closed_here() -> CallError:
+    """What a call ends with that is made on a client that has been closed."""
+    return CallError(ErrorCode.FAILED_PRECONDITION, "the client has been closed")
 
 
 def _details(content: bytes) -> tuple[any_pb2.Any, ...]:

@@ -56,6 +56,7 @@ class Session:
         self._failure: CallError | None = None
 
     async def __aenter__(self) -> Self:
+        self._transport.check_open()
         call = self._transport.stubs.sessions.Session(
             self._sent(),
             timeout=self._attempts.left_s(),

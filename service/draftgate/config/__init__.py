@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftgate.config.load import Loaded, changed, load
+from draftgate.config.load import Examined, Loaded, changed, examine, load
 from draftgate.config.settings import Settings, gateway_config
 
-__all__ = ["Loaded", "Settings", "changed", "gateway_config", "load"]
+__all__ = ["Examined", "Loaded", "Settings", "changed", "examine", "gateway_config", "load"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from draftgate.errors import DraftgateError, invalid_argument
 from draftgate.gateway.admission.config import AdmissionConfig
 from draftgate.gateway.auth.config import SecurityConfig
 from draftgate.gateway.config import CoalescingConfig, GatewayConfig
 from draftgate.gateway.defaults import RequestDefaults
+from draftgate.yamlfile import OWN_FAULT
 
 __all__ = ["Settings", "gateway_config"]
 
@@ -79,6 +82,24 @@ class Settings(BaseSettings):
     security: SecurityConfig = Field(default_factory=SecurityConfig)
     """Who may call."""
 
+    @field_validator("defaults", "security", mode="wrap")
+    @classmethod
+    def _checked(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        """Sections that check themselves are no reason to leave the others unchecked."""
+        try:
+            return check(value)
+        except DraftgateError as error:
+            raise _fault(error) from None
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        """Sections that do not fit each other."""
+        wanted, most = self.defaults.max_tokens, self.max_output_tokens
+        if wanted is not None and most is not None and wanted > most:
+            allowed = f"at most max_output_tokens, {most}"
+            raise _fault(invalid_argument("defaults.max_tokens", wanted, allowed))
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -90,6 +111,11 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what it is given: `load` puts the sources together and knows which value is whose"""
         return (init_settings,)
+
+
+def _fault(error: DraftgateError) -> PydanticCustomError:
+    context = {"field": error.field, "message": error.message}
+    return PydanticCustomError(OWN_FAULT, "{message}", context)
 
 
 def gateway_config(

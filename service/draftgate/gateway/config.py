@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from draftgate.gateway.admission.config import AdmissionConfig
@@ -13,7 +13,30 @@ from draftgate.upstream.coalescing import CoalescingConfig
 from draftgate.upstream.replicas import ReplicaSetConfig
 from draftgate.upstream.resume import ResumeLimits
 
-__all__ = ["CoalescingConfig", "GatewayConfig"]
+__all__ = ["CoalescingConfig", "GatewayConfig", "RequestRules"]
+
+
+@dataclass(frozen=True)
+class RequestRules:
+    """What requests get and may ask for: what a gateway takes up while it runs. The fields are
+    those of GatewayConfig."""
+
+    defaults: RequestDefaults
+    max_output_tokens: int | None
+    max_prompt_tokens: int | None
+    max_prompt_bytes: int
+    max_messages: int
+    max_choices: int
+
+    @classmethod
+    def of(cls, source: object) -> RequestRules:
+        """Those in a GatewayConfig, or in settings, which have the same names."""
+        return cls(**{name: getattr(source, name) for name in cls.names()})
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Of the fields."""
+        return tuple(each.name for each in fields(cls))
 
 
 @dataclass(frozen=True)
@@ -82,3 +105,7 @@ class GatewayConfig:
     """How many generations are let in."""
     security: SecurityConfig = field(default_factory=SecurityConfig)
     """Who may call."""
+
+    def ruled(self, rules: RequestRules) -> GatewayConfig:
+        """The same with these rules."""
+        return replace(self, **{name: getattr(rules, name) for name in rules.names()})

@@ -147,7 +147,8 @@ class GenerationCore:
         finally:
             report.resumes = generation.resumes
             span.end(code, report)
-            log_generation(request.request_id, code, began_s, report)
+            tenant = current_tenant().name
+            log_generation(request.request_id, code, began_s, report, tenant=tenant)
             if report.prompt_tokens:
                 place.used_tokens = report.prompt_tokens + report.output_tokens
             del self._running[request.request_id]

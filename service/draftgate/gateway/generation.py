@@ -8,9 +8,9 @@ from draftgate.errors import DraftgateError, invalid_argument
 from draftgate.gateway import convert, validate
 from draftgate.gateway.calls import Context, deadline_ms, writing
 from draftgate.gateway.choices import run_choices
-from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.core import GenerationCore
 from draftgate.gateway.field_names import within
+from draftgate.gateway.live import LiveConfig
 from draftgate.gateway.once import collect
 from draftgate.gateway.readiness import Readiness
 
@@ -20,7 +20,7 @@ __all__ = ["GenerationServicer"]
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Raises DraftgateError; the call boundary makes it the status."""
 
-    def __init__(self, config: GatewayConfig, core: GenerationCore, readiness: Readiness) -> None:
+    def __init__(self, config: LiveConfig, core: GenerationCore, readiness: Readiness) -> None:
         self._config = config
         self._core = core
         self._readiness = readiness
@@ -30,7 +30,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         async with (
             run_choices(self._core, self._checked(request, context)) as events,
-            writing(context, self._config.write_timeout_s) as write,
+            writing(context, self._config.now.write_timeout_s) as write,
         ):
             async for event in events:
                 await write(convert.response(event))
@@ -51,7 +51,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     def _checked(self, request: pb.GenerateRequest, context: Context) -> validate.GenerationCall:
         return validate.check_generation(
             convert.generation_input(request),
-            self._config,
+            self._config.now,
             self._readiness.engine,
             deadline_ms=deadline_ms(context),
         )

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 from draftgate._pb.draftgate.v1 import generation_pb2, model_pb2
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway import convert, validate
-from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.core import GenerationCore
+from draftgate.gateway.live import LiveConfig
 from draftgate.gateway.readiness import Readiness
 
 __all__ = ["LocalClient"]
@@ -23,7 +23,7 @@ class LocalClient:
     Every method raises DraftgateError.
     """
 
-    def __init__(self, config: GatewayConfig, core: GenerationCore, readiness: Readiness) -> None:
+    def __init__(self, config: LiveConfig, core: GenerationCore, readiness: Readiness) -> None:
         self._config = config
         self._core = core
         self._readiness = readiness
@@ -40,7 +40,7 @@ class LocalClient:
 
     async def model(self, *, timeout_s: float) -> model_pb2.Model:
         """The served model."""
-        return convert.model_message(self._config, self._readiness.engine)
+        return convert.model_message(self._config.now, self._readiness.engine)
 
     async def generate(
         self, request: generation_pb2.GenerateRequest, *, timeout_s: float
@@ -48,7 +48,7 @@ class LocalClient:
         """The events of one generation. Closing the generator ends it."""
         call = validate.check_generation(
             convert.generation_input(request),
-            self._config,
+            self._config.now,
             self._readiness.engine,
             deadline_ms=int(timeout_s * 1000),
         )

@@ -8,7 +8,7 @@ import grpc.aio
 
 from draftgate._pb.draftgate.v1 import model_pb2, model_pb2_grpc
 from draftgate.gateway import convert, validate
-from draftgate.gateway.config import GatewayConfig
+from draftgate.gateway.live import LiveConfig
 from draftgate.gateway.readiness import Readiness
 
 __all__ = ["ModelServicer"]
@@ -17,7 +17,7 @@ __all__ = ["ModelServicer"]
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     """Raises DraftgateError; the call boundary makes it the status."""
 
-    def __init__(self, config: GatewayConfig, readiness: Readiness) -> None:
+    def __init__(self, config: LiveConfig, readiness: Readiness) -> None:
         self._config = config
         self._readiness = readiness
 
@@ -26,9 +26,10 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         request: model_pb2.GetModelRequest,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> model_pb2.GetModelResponse:
-        validate.check_model_name("name", request.name, self._config)
+        config = self._config.now
+        validate.check_model_name("name", request.name, config)
         answer = model_pb2.GetModelResponse(
-            model=convert.model_message(self._config, self._readiness.engine)
+            model=convert.model_message(config, self._readiness.engine)
         )
         answer.time.GetCurrentTime()
         return answer

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from draftgate.gateway.admission.config import AdmissionConfig
+from draftgate.gateway.config import RequestRules
 
 __all__ = ["DrainReplica", "Nothing", "Order", "RefuseNew", "Reload", "SetLogLevel"]
 
@@ -41,10 +42,12 @@ class SetLogLevel:
 
 @dataclass(frozen=True)
 class Reload:
-    """Take up files that have changed, and these limits."""
+    """Take up files that have changed, and what is given here: all of it, or nothing if something
+    is of no use. None leaves a part as it is."""
 
     admission: AdmissionConfig | None = None
-    """None leaves it as it is."""
+    rules: RequestRules | None = None
+    """For requests that come from now on."""
     kind: Literal["reload"] = "reload"
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from draftgate.upstream.replicas import ReplicaSet
 from draftgate.upstream.types import EngineDescription
 
 __all__ = ["Readiness"]
-
-_log = logging.getLogger(__name__)
 
 
 class Readiness:
@@ -19,7 +16,6 @@ class Readiness:
     def __init__(self, replicas: ReplicaSet, *, on_change: Callable[[bool], None]) -> None:
         self._replicas = replicas
         self._on_change = on_change
-        self._serving = False
 
     @property
     def ready(self) -> bool:
@@ -35,9 +31,5 @@ class Readiness:
         """Run until cancelled."""
         while True:
             changed = self._replicas.changed
-            serving = self._replicas.serving
-            if serving != self._serving:
-                self._serving = serving
-                _log.info("serving" if serving else f"not serving: {self._replicas.reason}")
-            self._on_change(serving)
+            self._on_change(self._replicas.serving)
             await changed.wait()

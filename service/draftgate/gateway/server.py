@@ -26,14 +26,16 @@ from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway import passthrough
 from draftgate.gateway.admin import AdminServicer
 from draftgate.gateway.admission import Admission, Capacity
-from draftgate.gateway.auth import Authenticator, AuthInterceptor, ServerCertificates, ServerLimits
+from draftgate.gateway.announcements import Announcements
+from draftgate.gateway.auth import Authenticator, AuthInterceptor, ServerCertificates
 from draftgate.gateway.boundary import CallBoundary
-from draftgate.gateway.config import GatewayConfig
+from draftgate.gateway.config import GatewayConfig, RequestRules
 from draftgate.gateway.core import GenerationCore
 from draftgate.gateway.gate import GateServicer
 from draftgate.gateway.generation import GenerationServicer
 from draftgate.gateway.health import HealthServicer
 from draftgate.gateway.listen import bind
+from draftgate.gateway.live import LiveConfig
 from draftgate.gateway.local import LocalClient
 from draftgate.gateway.model import ModelServicer
 from draftgate.gateway.operators import OperatorServer, describe
@@ -42,6 +44,7 @@ from draftgate.gateway.passed_stream import StreamSettings
 from draftgate.gateway.passing import Passing
 from draftgate.gateway.passthrough import Passthrough
 from draftgate.gateway.readiness import Readiness
+from draftgate.gateway.server_options import server_options
 from draftgate.gateway.session_servicer import SessionServicer
 from draftgate.gateway.standard import StandardBoundary
 from draftgate.gateway.team import Admits, Team
@@ -68,19 +71,6 @@ _SERVICES = (
     passthrough.SERVICE,
 )
 
-_PENDING_CALLS = 10_000
-"""Calls that have come and that no servicer has seen yet, while this process is busy. gRPC ends
-those beyond as CANCELLED, without a word; up to here admission answers them."""
-
-_SERVER_OPTIONS = (
-    ("grpc.server.max_pending_requests", _PENDING_CALLS),
-    ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
-    # Clients whose machine vanished are found without waiting for a write.
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-)
-
 _UNKNOWN_ROWS = 64
 """Generations that run at once where the engine does not tell how many it takes."""
 
@@ -93,7 +83,7 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig, *, team: Team | None = None) -> None:
         """One of a `team` shares its port, and what may run, with the others."""
-        self.config = config
+        self._live = LiveConfig(config)
         self._team = team
         self._port: int | None = None
         self._operators: OperatorServer | None = None
@@ -102,6 +92,11 @@ class Gateway:
         self._operators_certificates: ServerCertificates | None = None
         self._authenticator: Authenticator | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def config(self) -> GatewayConfig:
+        """As it holds now."""
+        return self._live.now
 
     @property
     def port(self) -> int:
@@ -127,7 +122,7 @@ class Gateway:
         """For calls of this process itself. Raises DraftgateError(FAILED_PRECONDITION) while the
         gateway is not running."""
         _ = self.port
-        return LocalClient(self.config, self._core, self._readiness)
+        return LocalClient(self._live, self._core, self._readiness)
 
     async def start(self) -> None:
         """Listen. It serves as soon as Triton is ready, and says so through its health service.
@@ -135,9 +130,8 @@ class Gateway:
         Raises DraftgateError if it cannot listen, or read the tokenizer, the model's defaults, the
         certificate or the tenants; INVALID_ARGUMENT if `triton_target` is no address.
         """
-        folder = self.config.tokenizer_dir
-        defaults = await asyncio.to_thread(self.config.defaults.completed, folder)
-        config = self.config = replace(self.config, defaults=defaults)
+        self._live.take(await self._completed(RequestRules.of(self.config)))
+        config = self.config
         addresses = parse_addresses(config.triton_target)
         await asyncio.to_thread(self._read_security)
         tokenizer = (
@@ -177,8 +171,8 @@ class Gateway:
             resume=config.resume,
         )
         self._gate = GateServicer(self._replicas, steered_elsewhere=bool(config.admin_listen))
-        self._sessions = SessionServicer(config, self._core, self._readiness)
-        self._tokenizing = TokenizerServicer(config, tokenizer)
+        self._sessions = SessionServicer(self._live, self._core, self._readiness)
+        self._tokenizing = TokenizerServicer(self._live, tokenizer)
         self._passthrough = Passthrough(
             Passing(self._replicas, self._admission, self._tracing),
             self._tracing,
@@ -199,6 +193,13 @@ class Gateway:
             await self._server.stop(None)
             await self._close()
             raise
+        self._announcements = Announcements(
+            self._replicas,
+            model=config.model_name,
+            address=self.address,
+            admin_address=self.admin_address,
+            tls=self._certificates is not None,
+        )
         await self._server.start()
         if self._operators:
             await self._operators.server.start()
@@ -212,10 +213,10 @@ class Gateway:
 
         Raises DraftgateError naming the first file that is of no use: what it was before stands.
         """
-        if self._authenticator:
-            self._authenticator.reload()
         if self._certificates:
             self._certificates.check()
+        if self._authenticator:
+            self._authenticator.reload()  # All or nothing, and so the last that can fail.
 
     def refuse_new(self) -> None:
         """Not serving and no new work from now on; what runs goes on."""
@@ -236,7 +237,7 @@ class Gateway:
     async def carry_out(self, order: Order) -> None:
         """Do what an operator orders, here alone. To be called while it runs.
 
-        Raises DraftgateError for a Reload of files that are of no use.
+        Raises DraftgateError for a Reload with something that is of no use: all stays as it was.
         """
         if isinstance(order, RefuseNew):
             self.refuse_new()
@@ -245,7 +246,11 @@ class Gateway:
         elif isinstance(order, SetLogLevel):
             logging.getLogger("draftgate").setLevel(order.level)
         elif isinstance(order, Reload):
+            rules = await self._completed(order.rules) if order.rules else None
             await asyncio.to_thread(self.reload)
+            # Nothing below fails, or waits: no request is checked by half of it.
+            if rules is not None:
+                self._live.take(rules)
             if order.admission is not None:
                 self._admission.configure(order.admission)
 
@@ -275,6 +280,13 @@ class Gateway:
         await self._close()
         self._port = None
 
+    async def _completed(self, rules: RequestRules) -> RequestRules:
+        """With what the model's own file says. Raises DraftgateError as
+        `RequestDefaults.completed` does."""
+        folder = self.config.tokenizer_dir
+        defaults = await asyncio.to_thread(rules.defaults.completed, folder)
+        return replace(rules, defaults=defaults)
+
     def _replicas_changed(self, serving: bool) -> None:
         engines = [each.engine for each in self._replicas.replicas if each.serving and each.engine]
         if engines:
@@ -288,6 +300,7 @@ class Gateway:
         self._health.set_serving(serving)
         if self._operators:
             self._operators.health.set_serving(serving)
+        self._announcements.changed(serving)
 
     async def _idle(self, timeout_s: float) -> bool:
         """Wait for everything that runs to end; False if something still runs then."""
@@ -333,20 +346,20 @@ class Gateway:
             interceptors.insert(0, auth)
         return make_server(
             interceptors=interceptors,
-            options=(
-                *_SERVER_OPTIONS,
-                *_limit_options(security.limits),
-                *_sharing_options(self._team is not None, self.config.max_connection_age_s),
+            options=server_options(
+                security.limits,
+                shared=self._team is not None,
+                max_connection_age_s=self.config.max_connection_age_s,
             ),
         )
 
     def _make_server(self) -> grpc.aio.Server:
         server = self._bare_server()
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationServicer(self.config, self._core, self._readiness), server
+            GenerationServicer(self._live, self._core, self._readiness), server
         )
         model_pb2_grpc.add_ModelServiceServicer_to_server(
-            ModelServicer(self.config, self._readiness), server
+            ModelServicer(self._live, self._readiness), server
         )
         gate_pb2_grpc.add_GateServiceServicer_to_server(self._gate, server)
         session_pb2_grpc.add_SessionServiceServicer_to_server(self._sessions, server)
@@ -362,26 +375,3 @@ class Gateway:
 
 def _with_port(listen: str, port: int) -> str:
     return f"{listen.rpartition(':')[0]}:{port}"
-
-
-def _limit_options(limits: ServerLimits) -> tuple[tuple[str, int], ...]:
-    return (
-        ("grpc.max_receive_message_length", limits.max_request_bytes),
-        # Between the two, gRPC would refuse some calls and not others.
-        ("grpc.max_metadata_size", limits.max_metadata_bytes),
-        ("grpc.absolute_max_metadata_size", limits.max_metadata_bytes),
-        ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
-        ("grpc.max_allowed_incoming_connections", limits.max_connections),
-    )
-
-
-def _sharing_options(shared: bool, max_connection_age_s: float) -> tuple[tuple[str, int], ...]:
-    if not shared:
-        # Else a second gateway would share the port and take half of the connections.
-        return (("grpc.so_reuseport", 0),)
-    return (
-        ("grpc.so_reuseport", 1),
-        # The kernel hands out connections, not calls: who opens one anew comes to another process.
-        # Calls stay on the old one to their end, since the grace behind the age has none.
-        ("grpc.max_connection_age_ms", int(max_connection_age_s * 1000)),
-    )

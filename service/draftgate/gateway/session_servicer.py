@@ -9,8 +9,8 @@ from draftgate._pb.draftgate.v1 import session_pb2_grpc
 from draftgate.errors import DraftgateError, shutting_down
 from draftgate.gateway import session_convert, validate
 from draftgate.gateway.calls import Context, deadline_ms, writing
-from draftgate.gateway.config import GatewayConfig
 from draftgate.gateway.core import GenerationCore
+from draftgate.gateway.live import LiveConfig
 from draftgate.gateway.readiness import Readiness
 from draftgate.gateway.session import Refused, Session
 from draftgate.gateway.session_generation import Answer
@@ -21,7 +21,7 @@ __all__ = ["SessionServicer"]
 class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     """Raises DraftgateError; the call boundary makes it the status."""
 
-    def __init__(self, config: GatewayConfig, core: GenerationCore, readiness: Readiness) -> None:
+    def __init__(self, config: LiveConfig, core: GenerationCore, readiness: Readiness) -> None:
         self._config = config
         self._core = core
         self._readiness = readiness
@@ -48,17 +48,17 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             limits = [each for each in (timeout_ms, deadline_ms(context)) if each is not None]
             return validate.check_generation(
                 given,
-                self._config,
+                self._config.now,
                 self._readiness.engine,
                 deadline_ms=min(limits, default=None),
             )
 
-        async with writing(context, self._config.write_timeout_s) as write:
+        async with writing(context, self._config.now.write_timeout_s) as write:
 
             async def send(answer: Answer | Refused) -> None:
                 await write(session_convert.response(answer))
 
-            session = Session(self._config, self._core, check, send)
+            session = Session(self._config.now, self._core, check, send)
             self._sessions.add(session)
             try:
                 await session.run(session_convert.commands(request_iterator))

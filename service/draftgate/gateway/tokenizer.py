@@ -7,7 +7,7 @@ from draftgate._pb.draftgate.v1 import tokenizer_pb2_grpc
 from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.gateway import convert, validate
 from draftgate.gateway.calls import Context
-from draftgate.gateway.config import GatewayConfig
+from draftgate.gateway.live import LiveConfig
 from draftgate.gateway.prompts import ids_text
 from draftgate.sampling import check_token_ids
 from draftgate.text import Tokenizer
@@ -19,7 +19,7 @@ __all__ = ["TokenizerServicer"]
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     """Raises DraftgateError; the call boundary makes it the status."""
 
-    def __init__(self, config: GatewayConfig, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, config: LiveConfig, tokenizer: Tokenizer | None) -> None:
         self._config = config
         self._tokenizer = tokenizer
 
@@ -31,7 +31,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             request.model,
             request.prompt if request.HasField("prompt") else None,
             convert.chat_messages(request.messages),
-            self._config,
+            self._config.now,
             has_chat_template=tokenizer.has_chat_template,
         )
         return pb.TokenizeResponse(ids=await prompt_ids(tokenizer, prompt))
@@ -40,8 +40,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request: pb.DetokenizeRequest, context: Context
     ) -> pb.DetokenizeResponse:
         tokenizer = self._present()
-        validate.check_model_name("model", request.model, self._config)
-        ids, longest = request.ids, self._config.max_detokenize_ids
+        config = self._config.now
+        validate.check_model_name("model", request.model, config)
+        ids, longest = request.ids, config.max_detokenize_ids
         if len(ids) > longest:
             raise invalid_argument("ids", f"{len(ids)} ids", f"at most {longest}")
         check_token_ids("ids", ids, tokenizer.vocab_size)

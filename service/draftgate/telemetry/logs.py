@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,20 +54,25 @@ class JsonLines(JsonFormatter):
             log_data["span_id"] = trace.format_span_id(context.span_id)
 
 
-def log_call(method: str, code: str, began_s: float, *, tenant: str, refusal: str = "") -> None:
-    """Record a call that is over. began_s: of `time.monotonic`. refusal: the limit that turned it
-    away, if one did."""
+def log_call(
+    method: str, code: str, began_s: float, *, tenant: str, refusal: str = "", reason: str = ""
+) -> None:
+    """Record a call that is over. began_s: of `time.monotonic`. tenant: empty if it is not known.
+    refusal: the limit that turned it away, if one did. reason: why credentials were turned away;
+    fit for the log, as it is for the caller."""
     level = _level(code)
     if not _log.isEnabledFor(level):
         return
     took_ms = _ms_since(began_s)
     said = {"method": method, "code": code, "duration_ms": took_ms, "tenant": tenant}
-    if refusal:
-        said["refusal"] = refusal
-    _log.log(level, "%s: %s in %.1f ms", method, code, took_ms, extra=said)
+    said |= {"refusal": refusal, "reason": reason}
+    why = f": {reason}" if reason else ""
+    _log.log(level, "%s: %s in %.1f ms%s", method, code, took_ms, why, extra=_known(said))
 
 
-def log_generation(request_id: str, code: str, began_s: float, report: GenerationReport) -> None:
+def log_generation(
+    request_id: str, code: str, began_s: float, report: GenerationReport, *, tenant: str
+) -> None:
     """Record a generation that is over, and what speculation did for it."""
     level = _level(code)
     if not _log.isEnabledFor(level):
@@ -75,6 +81,7 @@ def log_generation(request_id: str, code: str, began_s: float, report: Generatio
     totals = report.totals
     said = {
         "request_id": request_id,
+        "tenant": tenant,
         "code": code,
         "duration_ms": took_ms,
         "finish_reason": report.finish_reason,
@@ -92,8 +99,12 @@ def log_generation(request_id: str, code: str, began_s: float, report: Generatio
         code,
         totals.output_tokens,
         took_ms,
-        extra={name: value for name, value in said.items() if value not in (None, "")},
+        extra=_known(said),
     )
+
+
+def _known(said: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in said.items() if value not in (None, "")}
 
 
 def _level(code: str) -> int:

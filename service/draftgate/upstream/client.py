@@ -121,7 +121,10 @@ class TritonClient:
         kept it from looking.
         """
         self.profile = await detect(
-            lambda model: self._view(model, timeout_s), self.config.entry_model, self._tokenizer
+            lambda model: self._view(model, timeout_s),
+            self.config.entry_model,
+            self._tokenizer,
+            names=lambda: self._models(timeout_s),
         )
         return self.profile
 
@@ -175,6 +178,16 @@ class TritonClient:
         except grpc.aio.AioRpcError as error:
             raise failures.from_rpc_error(error) from error
         return answer.ready
+
+    async def _models(self, timeout_s: float) -> Sequence[str]:
+        """The names of the models that are loaded. Raises DraftgateError."""
+        try:
+            answer = await self._stub.ModelStatistics(
+                pb.ModelStatisticsRequest(), timeout=timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise failures.from_rpc_error(error) from error
+        return list(dict.fromkeys(each.name for each in answer.model_stats))
 
     async def _view(self, model: str, timeout_s: float) -> ModelView | None:
         """What Triton says of a model; None if it has no such model."""

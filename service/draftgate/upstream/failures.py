@@ -13,10 +13,12 @@ from typing import Protocol
 import grpc
 
 from draftgate.errors import DraftgateError, ErrorCode, from_wire
+from draftgate.upstream.complaint import Novelty
 
 __all__ = ["RpcStatus", "as_told", "from_rpc_error", "from_text", "in_tritons_words", "means_lost"]
 
 _log = logging.getLogger(__name__)
+_novelty = Novelty()
 
 # Substrings, first match wins: an ensemble and log tags put their names in front.
 _TEXTS: tuple[tuple[str, ErrorCode, str], ...] = (
@@ -130,5 +132,8 @@ def _known(text: str) -> DraftgateError | None:
 
 def _unknown(code: ErrorCode, message: str, text: str) -> DraftgateError:
     # The raw text names paths and code of the server: it belongs in the log, not at the client.
-    _log.warning("%s: %s", message, " ".join(text.split())[:300])
+    told = f"{message}: {' '.join(text.split())[:300]}"
+    # A server that is away answers every look at it, and every call, in the same words.
+    if _novelty.of(told):
+        _log.warning("%s", told)
     return DraftgateError(code, message)

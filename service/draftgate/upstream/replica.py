@@ -15,6 +15,7 @@ from draftgate.sampling import SamplingParams
 from draftgate.upstream.balance import Load, prompt_tokens, slow_start_weight
 from draftgate.upstream.breaker import Breaker, BreakerLimits, BreakerState
 from draftgate.upstream.client import Generation, TritonClient
+from draftgate.upstream.complaint import Complaint
 from draftgate.upstream.probe import not_ready_reason
 from draftgate.upstream.types import Chunk, EngineDescription, GenerationRequest, TextPrompt
 
@@ -113,6 +114,12 @@ class Replica:
         self._probe = probe
         self._on_change = on_change
         self._breaker = Breaker(limits.breaker)
+        self._complaint = Complaint(
+            _log,
+            what=f"replica {target} is not ready",
+            over=f"replica {target} is ready again",
+            fields={"replica": target},
+        )
         self._works: set[Work] = set()
         self._suspect = False
         self._look_now = asyncio.Event()
@@ -229,13 +236,14 @@ class Replica:
         if self.engine is not None and not was_ready:
             self._ready_since_s = _now_s()
             self._breaker.hasten()
-        if was_ready != (self.engine is not None):
-            _log.info("replica %s: %s", self.target, "ready" if self.engine else self.reason)
+            if not self._complaint.over():
+                _log.info("replica %s is ready", self.target, extra={"replica": self.target})
         if self.engine is not None and self._breaker.trial_due(_now_s()):
             await self._try()
         self._on_change()
 
     async def _described(self) -> EngineDescription | None:
+        level = logging.WARNING
         try:
             if self.engine is None:
                 # It may be another server than before, with other models.
@@ -245,11 +253,14 @@ class Replica:
                 return self.engine or await self.client.describe()
         except DraftgateError as error:
             reason = error.message
+            if error.code is ErrorCode.FAILED_PRECONDITION:
+                level = logging.ERROR  # It does not go by itself: an entry that is not there, say.
         except Exception:  # noqa: BLE001 - logged with its traceback
             # Not foreseen, but a watcher that ended would leave its last word standing for ever.
             _log.exception("looking at the model server failed")
             reason = "the gateway failed to look at the model server"
         self.reason = reason
+        self._complaint.tell(reason, level=level)
         return None
 
     async def _try(self) -> None:

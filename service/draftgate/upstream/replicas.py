@@ -12,6 +12,7 @@ from draftgate.errors import DraftgateError, ErrorCode, invalid_argument
 from draftgate.upstream.addresses import Addresses, DnsName, resolve
 from draftgate.upstream.balance import choose
 from draftgate.upstream.client import TritonClient
+from draftgate.upstream.complaint import Complaint
 from draftgate.upstream.replica import Probe, Replica, ReplicaLimits
 from draftgate.upstream.types import EngineDescription
 
@@ -62,6 +63,15 @@ class ReplicaSet:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._jobs: list[asyncio.Task[None]] = []
         self._found: dict[DnsName, tuple[str, ...]] = {}
+        self._complaints = {
+            name: Complaint(
+                _log,
+                what="addresses stay as they were",
+                over=f"{name.host} has been looked up again",
+                fields={"host": name.host},
+            )
+            for name in addresses.names
+        }
         self._drained: set[str] = set()
         self.changed = asyncio.Event()
         """Set, and replaced by a new one, when a replica may have changed."""
@@ -245,8 +255,9 @@ class ReplicaSet:
                 try:
                     found = await self._resolve(name, self._config.resolve_timeout_s)
                 except DraftgateError as error:
-                    _log.warning("%s", error.message)
+                    self._complaints[name].tell(error.message)
                     continue
+                self._complaints[name].over()
                 self._found[name] = found
             self._update()
             for replica in self.replicas:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
@@ -163,6 +164,42 @@ async def test_new_tenants_are_taken_up_while_serving(
         assert (await client.generate(prompt="Hi", metadata=bearer(new))).error is None
 
 
+def records_of(caplog: pytest.LogCaptureFixture, **fields: str) -> list[dict[str, object]]:
+    """The records of calls and generations that have these fields, as their fields."""
+    found = [vars(each) for each in caplog.records if each.name == "draftgate.calls"]
+    return [each for each in found if fields.items() <= each.items()]
+
+
+async def test_who_was_refused_is_recorded_as_every_call_is(
+    triton: FakeTriton, tenants: TenantsFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "draftgate")
+    issuer = Issuer(tmp_path / "jwks.json")
+    tokens = JwtConfig(issuer.jwks_file, "https://issuer.test", "draftgate")
+    expired = tenants.add("late", expires=datetime(2020, 1, 1, tzinfo=UTC))
+    key = tenants.add("acme")
+    policy = gate_pb2.SetPolicyRequest(policy=gate_pb2.GatePolicy(mode=gate_pb2.GATE_MODE_OFF))
+    async with secured(triton, tenants, jwt=tokens) as (_, client):
+        await client.generate(prompt="Hi")
+        await client.generate(prompt="Hi", metadata=bearer(expired))
+        await client.generate(prompt="Hi", metadata=bearer(issuer.token(sub="x" * 1000)))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await client.gate.SetPolicy(policy, metadata=bearer(key))
+        await client.generate(prompt="Hi", request_id="r-1", metadata=bearer(key))
+    method = "draftgate.v1.GenerationService/Generate"
+    nobody, late = records_of(caplog, method=method, code="UNAUTHENTICATED")
+    assert "tenant" not in nobody
+    assert str(nobody["reason"]).startswith("no credentials: ")
+    assert (late["tenant"], late["reason"]) == ("late", "the API key has expired")
+    (stranger,) = records_of(caplog, method=method, code="PERMISSION_DENIED")
+    assert stranger["tenant"] == "x" * 128
+    (scope,) = records_of(caplog, method="draftgate.v1.GateService/SetPolicy")
+    assert (scope["code"], scope["tenant"]) == ("PERMISSION_DENIED", "acme")
+    assert all(isinstance(each["duration_ms"], float) for each in (nobody, late, stranger, scope))
+    (generation,) = records_of(caplog, request_id="r-1")
+    assert (generation["tenant"], generation["code"]) == ("acme", "OK")
+
+
 async def test_no_secret_is_logged(
     triton: FakeTriton, tenants: TenantsFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,7 +217,7 @@ async def test_no_secret_is_logged(
         with pytest.raises(Exception, match="no YAML"):
             gateway.reload()
     logged = "\n".join(f"{each.getMessage()} {each.exc_text or ''}" for each in caplog.records)
-    assert "refused a call of '/draftgate.v1.GenerationService/Generate'" in logged
+    assert "draftgate.v1.GenerationService/Generate: UNAUTHENTICATED in" in logged
     for secret in secrets:
         assert secret not in logged
         # Nor a part that would be enough.

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -18,6 +19,8 @@ from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway import GatewayConfig
 from draftgate.gateway.admission import AdmissionConfig
 from draftgate.gateway.auth import SecurityConfig
+from draftgate.gateway.config import RequestRules
+from draftgate.gateway.defaults import RequestDefaults
 from draftgate.gateway.orders import RefuseNew, Reload
 from draftgate.gateway.workers import Fleet, FleetLimits
 from tests.fakes.triton import FakeTriton, Script, Step
@@ -141,6 +144,30 @@ async def test_a_tenants_limit_and_its_reload_hold_over_all(
             await fleet.tell(Reload(admission=AdmissionConfig(max_concurrency=1)))
         for call in calls:
             call.cancel()
+
+
+async def test_new_rules_hold_in_every_worker_and_in_those_to_come(triton: FakeTriton) -> None:
+    rules = replace(
+        RequestRules.of(GatewayConfig("t:1", MODEL)),
+        defaults=RequestDefaults(max_tokens=7, temperature=0.5),
+        max_choices=3,
+    )
+
+    async def told(found: Sequence[Client]) -> set[tuple[int, int]]:
+        models = await asyncio.gather(*(each.get_model() for each in found))
+        return {(each.defaults.max_tokens, each.limits.max_choices) for each in models}
+
+    async with running_fleet(triton.target) as fleet:
+        address = f"127.0.0.1:{fleet.port}"
+        async with clients(address) as found:
+            assert await told(found) == {(256, 8)}
+            await fleet.tell(Reload(rules=rules))
+            assert await told(found) == {(7, 3)}
+        before = dict(fleet.pids)
+        os.kill(before[1], signal.SIGKILL)
+        await until(lambda: fleet.pids.get(1) not in (None, before[1]))
+        async with clients(address) as found:
+            assert await told(found) == {(7, 3)}
 
 
 async def test_a_worker_that_is_killed_gives_its_places_back_and_comes_again(

@@ -6,6 +6,7 @@ from draftgate.gateway.auth.authenticator import Authenticator
 from draftgate.gateway.auth.config import JwtConfig, SecurityConfig, ServerLimits, TlsConfig
 from draftgate.gateway.auth.interceptor import AuthInterceptor
 from draftgate.gateway.auth.keys import ApiKey, new_key
+from draftgate.gateway.auth.problems import security_problems
 from draftgate.gateway.auth.tls import ServerCertificates
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "ServerLimits",
     "TlsConfig",
     "new_key",
+    "security_problems",
 ]

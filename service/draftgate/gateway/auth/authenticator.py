@@ -18,11 +18,20 @@ from draftgate.gateway.auth.tenants_file import Directory, read_directory
 from draftgate.gateway.auth.tokens import TokenVerifier
 from draftgate.gateway.tenant import Tenant
 
-__all__ = ["Authenticator"]
+__all__ = ["Authenticator", "RefusedError"]
 
 _log = logging.getLogger(__name__)
 
 _HOW = "give an API key or a token as `authorization: Bearer ...`, or a key as `x-api-key`"
+
+
+class RefusedError(DraftgateError):
+    """Credentials that do not let their caller in."""
+
+    def __init__(self, code: ErrorCode, message: str, *, tenant: str = "") -> None:
+        """tenant: whose they are, if that is known."""
+        super().__init__(code, message)
+        self.tenant = tenant
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ class Authenticator:
         """For whom a call with these headers is made.
 
         Raises DraftgateError: UNAUTHENTICATED, or PERMISSION_DENIED for a token whose tenant may
-        not call.
+        not call; a RefusedError where it is known whose the credentials are.
         """
         credentials = _credentials(metadata)
         known = self._known
@@ -86,11 +95,11 @@ class Authenticator:
         if known.tokens is None:
             raise _refused("the credentials are no API key of this server")
         claims = known.tokens.claims(credentials)
-        tenant = known.directory.tenants.get(known.tokens.tenant_name(claims))
+        name = known.tokens.tenant_name(claims)
+        tenant = known.directory.tenants.get(name)
         if tenant is None:
-            raise DraftgateError(
-                ErrorCode.PERMISSION_DENIED, "the token's tenant may not use this server"
-            )
+            message = "the token's tenant may not use this server"
+            raise RefusedError(ErrorCode.PERMISSION_DENIED, message, tenant=name)
         return dataclasses.replace(tenant, scopes=tenant.scopes & known.tokens.scopes(claims))
 
     def _of_key(self, key: str, directory: Directory) -> Tenant:
@@ -100,7 +109,8 @@ class Authenticator:
         entry, tenant = found
         # Said only to who holds the key.
         if entry.expires is not None and self._clock() >= entry.expires:
-            raise _refused("the API key has expired")
+            message = "the API key has expired"
+            raise RefusedError(ErrorCode.UNAUTHENTICATED, message, tenant=tenant.name)
         return tenant
 
     def _read(self) -> _Known:

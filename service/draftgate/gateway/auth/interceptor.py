@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,12 +11,14 @@ import grpc.aio
 
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway import status
-from draftgate.gateway.auth.authenticator import Authenticator
+from draftgate.gateway.auth.authenticator import Authenticator, RefusedError
 from draftgate.gateway.tenant import ANONYMOUS, Scope, Tenant, set_tenant
+from draftgate.telemetry.logs import log_call
 
 __all__ = ["AuthInterceptor"]
 
-_log = logging.getLogger(__name__)
+_LONGEST_NAME = 128
+"""Of a tenant in the log: that of a token may be of any length."""
 
 _HEALTH = "/grpc.health.v1.Health/"
 _REFLECTION = ("/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
@@ -36,10 +38,14 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         method: str = handler_call_details.method
+        began_s = time.monotonic()
         try:
             tenant = self._tenant(method, handler_call_details.invocation_metadata or ())
         except DraftgateError as error:
-            _log.info("refused a call of %.100r: %s", method, error.message)
+            name, whose = method.removeprefix("/"), ""
+            if isinstance(error, RefusedError):
+                whose = error.tenant[:_LONGEST_NAME]
+            log_call(name, error.code, began_s, tenant=whose, reason=error.message)
             return _refusing(error)
         # The call's handler runs in the task of its interceptors.
         set_tenant(tenant)
@@ -51,10 +57,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         tenant = self._authenticator.tenant(dict(metadata))
         scope = Scope.ADMIN if method.startswith(_ADMIN) else Scope.GENERATE
         if scope not in tenant.scopes:
-            raise DraftgateError(
+            raise RefusedError(
                 ErrorCode.PERMISSION_DENIED,
                 f"{method.removeprefix('/')} needs the scope {scope.value!r}, which the "
                 f"credentials of tenant {tenant.name!r} do not have",
+                tenant=tenant.name,
             )
         return tenant
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -13,7 +14,7 @@ from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.gateway.auth.config import TlsConfig
 from draftgate.gateway.auth.files import stamp
 
-__all__ = ["ServerCertificates"]
+__all__ = ["ServerCertificates", "tls_problems"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,25 +60,52 @@ class ServerCertificates:
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         config = self._config
-        cert, key = _content("cert_file", config.cert_file), _content("key_file", config.key_file)
-        # gRPC would say only at the next handshake that they do not fit, and to nobody.
+        for problem in tls_problems(config):
+            raise problem
+        pair = _content("key_file", config.key_file), _content("cert_file", config.cert_file)
+        ca_file = config.client_ca_file
+        roots = _content("client_ca_file", ca_file) if ca_file else None
+        return grpc.ssl_server_certificate_configuration([pair], roots)
+
+
+def tls_problems(config: TlsConfig) -> Iterator[DraftgateError]:
+    """What is wrong with the files: a DraftgateError(FAILED_PRECONDITION) for each.
+
+    gRPC would say only at the next handshake that they are of no use, and to nobody.
+    """
+    files = {"cert_file": config.cert_file, "key_file": config.key_file}
+    if config.client_ca_file:
+        files["client_ca_file"] = config.client_ca_file
+    unreadable = set()
+    for field, path in files.items():
         try:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(config.cert_file, config.key_file, password=_no_password)
-        except ssl.SSLError as error:
-            if error.reason == "KEY_VALUES_MISMATCH":
-                problem = f"it is not the private key of {config.cert_file}"
-                raise _unusable("key_file", config.key_file, problem) from None
+            _content(field, path)
+        except DraftgateError as error:
+            unreadable.add(field)
+            yield error
+    if not unreadable & {"cert_file", "key_file"}:
+        yield from _pair_problems(config)
+    if config.client_ca_file and "client_ca_file" not in unreadable:
+        try:
+            _context().load_verify_locations(config.client_ca_file)
+        except ssl.SSLError:
+            yield _unusable("client_ca_file", config.client_ca_file, "no certificate")
+
+
+def _pair_problems(config: TlsConfig) -> Iterator[DraftgateError]:
+    try:
+        _context().load_cert_chain(config.cert_file, config.key_file, password=_no_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            problem = f"it is not the private key of {config.cert_file}"
+            yield _unusable("key_file", config.key_file, problem)
+        else:
             problem = f"it or {config.key_file} is not in PEM, or the key is encrypted"
-            raise _unusable("cert_file", config.cert_file, problem) from None
-        roots = None
-        if config.client_ca_file:
-            roots = _content("client_ca_file", config.client_ca_file)
-            try:
-                context.load_verify_locations(config.client_ca_file)
-            except ssl.SSLError:
-                raise _unusable("client_ca_file", config.client_ca_file, "no certificate") from None
-        return grpc.ssl_server_certificate_configuration([(key, cert)], roots)
+            yield _unusable("cert_file", config.cert_file, problem)
+
+
+def _context() -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
 
 def _no_password() -> bytes:

@@ -117,7 +117,7 @@ class Fleet:
         """Have every worker carry out an order, also those that are started later.
 
         Returns how many generations run on all of them. Raises DraftgateError of the first worker
-        that could not; a Reload has no effect on admission then.
+        that could not; a Reload has no effect on admission and on later workers then.
         """
         if not isinstance(order, Reload):
             self._stand(order)
@@ -132,6 +132,9 @@ class Fleet:
             self._stand(order)
             if order.admission is not None:
                 self._admission.configure(order.admission)
+            if order.rules is not None:
+                # A worker that is started again serves before it is told of orders.
+                self._config = self._config.ruled(order.rules)
         return self._admission.running
 
     async def drain(self, grace_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from draftgate.errors import DraftgateError, ErrorCode
 from draftgate.text import Tokenizer
@@ -18,22 +18,33 @@ from draftgate.upstream.profiles.tokenised import TokenisedProfile
 __all__ = ["detect"]
 
 FindModel = Callable[[str], Awaitable[ModelView | None]]
+ListModels = Callable[[], Awaitable[Sequence[str]]]
 
 _ENTRIES = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
 """Where generations may enter, best first: the names that the shipped repositories have."""
 
+_MOST_NAMES = 20
+"""Of models that a message tells."""
 
-async def detect(find: FindModel, entry: str | None, tokenizer: Tokenizer | None = None) -> Profile:
+
+async def detect(
+    find: FindModel,
+    entry: str | None,
+    tokenizer: Tokenizer | None = None,
+    *,
+    names: ListModels | None = None,
+) -> Profile:
     """The profile of the models that `find` looks up by name; it finds None where there is none.
 
     entry: the model to enter at; None takes the first of the usual ones that is there. tokenizer:
     for models that take and give ids, so that callers may give and get text, and for those that
-    take text alone, so that they may give messages.
+    take text alone, so that they may give messages. names: all models that are there, to be told
+    where none of those is.
     Raises DraftgateError(FAILED_PRECONDITION) if no model is there or none is of a known kind.
     """
-    names = (entry,) if entry else _ENTRIES
+    wanted = (entry,) if entry else _ENTRIES
     strange = []
-    for name in names:
+    for name in wanted:
         model = await find(name)
         if model is None:
             continue
@@ -44,10 +55,23 @@ async def detect(find: FindModel, entry: str | None, tokenizer: Tokenizer | None
     if strange:
         problem = f"its model {strange[0]} is of no kind that the gateway knows"
     else:
-        problem = f"it has no model {' or '.join(names)}"
+        problem = f"it has no model {' or '.join(wanted)}{' (entry)' if entry else ''}"
+        problem += await _present(names)
     raise DraftgateError(
         ErrorCode.FAILED_PRECONDITION, f"the model server cannot be used: {problem}"
     )
+
+
+async def _present(names: ListModels | None) -> str:
+    """Which models there are; nothing where that is not told."""
+    try:
+        found = sorted(await names()) if names else []
+    except DraftgateError:
+        return ""
+    if not found:
+        return ""
+    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
+    return f", but {', '.join(found[:_MOST_NAMES])}{more}"
 
 
 async def _profile(model: ModelView, find: FindModel) -> Profile | None:
