@@ -11,7 +11,14 @@ from draftgate.engine import Target
 from draftgate.engine.drafters import Draft, DraftQuery
 from draftgate.engine.step_log import StepLog
 from draftgate.speculation import CostCurve, CostTable, Load, Mode, Policy, StepRecord
-from tests.support.engine import Running, ScriptedDrafter, greedy, running, use_drafter
+from tests.support.engine import (
+    Running,
+    ScriptedDrafter,
+    Stream,
+    greedy,
+    running,
+    use_drafter,
+)
 from tests.support.speculation import PROMPTS, VARIED, alone, oracle, unsteady
 
 LONGEST = 4
@@ -48,6 +55,31 @@ def test_the_records_add_up_to_the_counters(tiny: Target, monkeypatch: pytest.Mo
         assert each.rows <= each.kv_tokens or not each.rows
     times = [each.time_s for each in steps]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize("ceiling_ms", [None, 1e6])
+def test_under_a_ceiling_a_prompt_joins_no_step_that_was_decided_on_without_it(
+    tiny: Target, monkeypatch: pytest.MonkeyPatch, ceiling_ms: float | None
+) -> None:
+    """It arrives while tokens are drafted. Elsewhere it need not wait for the next step."""
+    late: list[Stream] = []
+
+    def rule(query: DraftQuery) -> Draft:
+        if not late and len(query.tokens) > 10:
+            late.append(engine.submit("late", PROMPTS["1"], greedy(5)))
+        return Draft((1,))
+
+    use_drafter(monkeypatch, ScriptedDrafter(rule))
+    with running(tiny, draft_len=LONGEST) as engine:
+        policy = Policy(mode=Mode.FIXED, draft_len=1, max_step_ms=ceiling_ms)
+        engine.engine.set_policy(policy)
+        engine.one(PROMPTS["0"], greedy(20))
+        late[0].wait()
+        steps = recorded(engine)
+    [joined] = [each for each in steps[1:] if each.prefill_tokens]
+    assert joined.prefill_tokens == len(PROMPTS["1"])
+    arrived_in = next(each.step for each in steps if each.kv_tokens >= 10)
+    assert joined.step - arrived_in == (0 if ceiling_ms is None else 1)
 
 
 def test_steps_without_a_drafter_are_kept_too(tiny: Target) -> None:

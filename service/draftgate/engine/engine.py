@@ -319,11 +319,14 @@ class Engine:
             self._drop_ended(now_s)
             self._scheduler.trim()
             planned = self._scheduler.planned_prefill()
+            # What arrives while tokens are drafted would lengthen a step that was decided on
+            # without it; where there is a ceiling it waits for the next.
+            known = len(self._scheduler.waiting) if self._gate.policy.max_step_ms else None
         # Only this thread changes which rows run, so a drafter may take its time unlocked.
         draft = self._stepper.draft(self._scheduler.running, planned)
         lens = {row_id: len(d.token_ids) for row_id, d in draft.items()}
         with self._work:
-            rows = self._scheduler.schedule(now_s, lens)
+            rows = self._scheduler.schedule(now_s, lens, known)
         if not rows:
             return
         outputs = self._stepper.run(rows, draft)

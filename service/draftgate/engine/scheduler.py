@@ -70,15 +70,18 @@ class Scheduler:
             assert sequence.slot is not None
             self._cache.shrink(sequence.slot, max(sequence.computed, sequence.prefill_upto))
 
-    def schedule(self, now_s: float, draft_lens: dict[int, int]) -> list[ScheduledRow]:
+    def schedule(
+        self, now_s: float, draft_lens: dict[int, int], most_new: int | None = None
+    ) -> list[ScheduledRow]:
         """The rows of the next step, in slot order.
 
-        draft_lens: by row id, how many tokens were drafted for it. A row that finds no free block
+        draft_lens: by row id, how many tokens were drafted for it. most_new: how many that wait may
+        begin; None: as many as there is room for. A row that finds no free block
         makes the youngest rows go back into the queue, to be computed again later, until it fits;
         drafts get what blocks are left after that, or are given up.
         """
         self.trim()
-        self._admit(now_s)
+        self._admit(now_s, len(self.waiting) if most_new is None else most_new)
         counts: dict[int, int] = {}
         chunk_left = self._config.prefill_chunk_tokens
         for sequence in sorted(self.running, key=lambda s: s.row_id):
@@ -115,8 +118,9 @@ class Scheduler:
         dearer = 1 + sequence.computed / _CONTEXT_TOKENS
         return min(left, max(int(self._config.prefill_chunk_tokens / dearer), _SMALLEST_CHUNK))
 
-    def _admit(self, now_s: float) -> None:
-        while self.waiting and len(self.running) < self._cache.max_rows:
+    def _admit(self, now_s: float, most: int) -> None:
+        full = min(len(self.running) + most, self._cache.max_rows)
+        while self.waiting and len(self.running) < full:
             sequence = self.waiting[0]
             slot = len(self.running)
             # All of its prompt must fit now, or two long prompts could starve each other half-way.

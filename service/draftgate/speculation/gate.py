@@ -140,7 +140,8 @@ class Gate:
         self.acceptance.observe(outcomes)
         if self._times is None or measured_ms is None or not load.plain_tokens:
             return
-        if decision.expected_ms:
+        decided_tokens = decision.tokens_in_pass - sum(decision.row_lens)
+        if decision.expected_ms and load.plain_tokens <= decided_tokens:
             self._overruns[load.prefill_tokens > 0].observe(decision.expected_ms, measured_ms)
         if load.prefill_tokens:
             return  # They cost more or less than drafts, by what comes before them.

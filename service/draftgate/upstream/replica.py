@@ -15,8 +15,8 @@ from draftgate.sampling import SamplingParams
 from draftgate.upstream.balance import Load, prompt_tokens, slow_start_weight
 from draftgate.upstream.breaker import Breaker, BreakerLimits, BreakerState
 from draftgate.upstream.client import TritonClient
-from draftgate.upstream.generation import Generation
 from draftgate.upstream.complaint import Complaint
+from draftgate.upstream.generation import Generation
 from draftgate.upstream.probe import not_ready_reason
 from draftgate.upstream.types import Chunk, EngineDescription, GenerationRequest, TextPrompt
 
