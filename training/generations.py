@@ -77,6 +77,7 @@ def generate(
     engine = Engine.load(
         model_dir,
         EngineConfig(
+            dtype="bfloat16",  # that of the features which are kept
             max_batch_rows=_ROWS,
             kv_cache_bytes=3 << 30,
             max_waiting=_ROWS,

@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from draftgate.checkpoint import packaged_source
 from draftgate.cli.serve import DrafterName
 from draftgate.engine.drafters import DRAFTERS
+from draftgate.engine.linear import compute_dtype
 from tests.support.eagle import write_drafter
 from tests.support.footprint import Footprint
 from tests.support.serving import address_of, serving
@@ -64,7 +66,8 @@ async def test_it_serves_until_ctrl_c_and_cuts_streams_after_the_grace(
     async with serving(footprint, "--model-dir", str(checkpoint_dir), "--grace", "0") as terminal:
         address = await address_of(terminal)
         assert re.search(r"warming up: .*\n.+\n.*32 tokens · TTFT \d+ ms", terminal.screen)
-        assert "(FP8, bfloat16; drafter ngram, up to 4 a step)" in terminal.screen
+        dtype = str(compute_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
+        assert f"(FP8, {dtype}; drafter ngram, up to 4 a step)" in terminal.screen
         [shown] = re.findall(r"try: (.+)", terminal.screen)
         assert shown.endswith(f"--server {address}")
 

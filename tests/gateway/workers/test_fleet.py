@@ -146,6 +146,21 @@ async def test_a_tenants_limit_and_its_reload_hold_over_all(
             call.cancel()
 
 
+async def test_a_worker_that_begins_to_listen_while_the_fleet_ends_is_ended_too(
+    triton: FakeTriton,
+) -> None:
+    async with running_fleet(triton.target) as fleet:
+        before = fleet.pids[1]
+        os.kill(before, signal.SIGKILL)
+        # Without a pause: it has begun to listen, and the one who starts it again has not heard.
+        while (pid := fleet.pids.get(1)) in (None, before):
+            await asyncio.sleep(0)
+        assert pid is not None
+        await fleet.drain(5.0)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
 async def test_new_rules_hold_in_every_worker_and_in_those_to_come(triton: FakeTriton) -> None:
     rules = replace(
         RequestRules.of(GatewayConfig("t:1", MODEL)),

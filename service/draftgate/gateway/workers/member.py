@@ -84,6 +84,7 @@ class Member:
         is gone then, as it is after a cancellation.
         """
         self._link.send(begin)
+        launched = False
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command,
@@ -96,6 +97,7 @@ class Member:
             # Else the link would not end with the process.
             self._theirs.close()
             await self._listening
+            launched = True
         except OSError as error:
             raise DraftgateError(
                 ErrorCode.FAILED_PRECONDITION,
@@ -103,7 +105,8 @@ class Member:
             ) from error
         finally:
             self._theirs.close()
-            if not _succeeded(self._listening):
+            # A cancellation may come in the moment in which it begins to listen.
+            if not launched:
                 await self._give_up()
 
     async def wait(self) -> int:
