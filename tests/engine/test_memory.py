@@ -48,11 +48,12 @@ sys.path.insert(0, sys.argv[1])
 import torch
 from pathlib import Path
 from draftgate.engine import load_target
+from draftgate.engine.linear import pass_rows
 from tests.support.engine import greedy, running, sampled
 from tests.support.process_memory import resident_bytes
 
 target = load_target(Path(sys.argv[2]), torch.float32)
-for size in range(1, 700):
+for size in {pass_rows(tokens, target.device, target.dtype) for tokens in range(1, 700)}:
     target.score([1] * size)  # The kernels for passes of every size, which are kept.
 
 with running(target, ngram_min=1, max_waiting=1000, max_batch_rows=16) as engine:
