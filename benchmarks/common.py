@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from draftgate.engine.linear import compute_dtype
+from draftgate.engine.linear import compute_dtype, dtype_name
 
 __all__ = [
     "Bandwidth",
@@ -56,7 +56,7 @@ class Machine:
             cores=len(os.sched_getaffinity(0)),
             torch=torch.__version__,
             threads=torch.get_num_threads(),
-            dtype=str(compute_dtype("auto", torch.device("cpu"))).removeprefix("torch."),
+            dtype=dtype_name(compute_dtype("auto", torch.device("cpu"))),
         )
 
 

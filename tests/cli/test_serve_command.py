@@ -16,7 +16,7 @@ import torch
 from draftgate.checkpoint import packaged_source
 from draftgate.cli.serve import DrafterName
 from draftgate.engine.drafters import DRAFTERS
-from draftgate.engine.linear import compute_dtype
+from draftgate.engine.linear import compute_dtype, dtype_name
 from tests.support.eagle import write_drafter
 from tests.support.footprint import Footprint
 from tests.support.serving import address_of, serving
@@ -66,7 +66,7 @@ async def test_it_serves_until_ctrl_c_and_cuts_streams_after_the_grace(
     async with serving(footprint, "--model-dir", str(checkpoint_dir), "--grace", "0") as terminal:
         address = await address_of(terminal)
         assert re.search(r"warming up: .*\n.+\n.*32 tokens · TTFT \d+ ms", terminal.screen)
-        dtype = str(compute_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
+        dtype = dtype_name(compute_dtype("auto", torch.device("cpu")))
         assert f"(FP8, {dtype}; drafter ngram, up to 4 a step)" in terminal.screen
         [shown] = re.findall(r"try: (.+)", terminal.screen)
         assert shown.endswith(f"--server {address}")

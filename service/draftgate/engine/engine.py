@@ -21,7 +21,7 @@ from draftgate.engine.drafters import Drafter, make_drafter
 from draftgate.engine.gating import make_gate, save_policy, saved_policy
 from draftgate.engine.known_costs import known_costs
 from draftgate.engine.kv_cache import BLOCK_TOKENS, KVCache
-from draftgate.engine.linear import compute_dtype
+from draftgate.engine.linear import compute_dtype, dtype_name
 from draftgate.engine.model import Target, load_target, sequence_limit
 from draftgate.engine.recent_ids import RecentIds
 from draftgate.engine.request import EngineCounters, Request, Sink, check_request
@@ -116,7 +116,7 @@ class Engine:
             torch.set_num_threads(config.threads)
         device = torch.device("cuda" if cuda else "cpu")
         dtype = compute_dtype(config.dtype, device)
-        config = replace(config, dtype=str(dtype).removeprefix("torch."))
+        config = replace(config, dtype=dtype_name(dtype))
         target = load_target(model_dir, dtype, device)
         engine = cls(target, config, drafter=drafter)
         if config.gate == "auto" and engine.speculates:

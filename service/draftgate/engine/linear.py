@@ -13,7 +13,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-__all__ = ["Linear", "compute_dtype", "padded", "pass_rows"]
+__all__ = ["Linear", "compute_dtype", "dtype_name", "padded", "pass_rows"]
 
 _PACKED_FOR_ROWS = 4
 """The number of rows that oneDNN optimises the layout for: a few rows are where decoding lives."""
@@ -29,6 +29,11 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
         fit = device.type != "cpu" or _can_pack(device, torch.bfloat16)
         name = "bfloat16" if fit else "float32"
     return _DTYPES[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What settings call it."""
+    return str(dtype).removeprefix("torch.")
 
 
 class Linear:
