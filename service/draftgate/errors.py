@@ -9,6 +9,7 @@ put in front of it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -19,6 +20,7 @@ __all__ = [
     "deadline_passed",
     "from_wire",
     "invalid_argument",
+    "joined",
     "shutting_down",
     "to_wire",
 ]
@@ -95,6 +97,14 @@ def deadline_passed() -> DraftgateError:
 _WIRE = re.compile(
     r"\[draftgate:(?P<code>[A-Z_]+)(?::(?P<field>[\w.\[\]]*))?\] (?P<message>.*)", re.S
 )
+
+
+def joined(problems: Sequence[DraftgateError]) -> DraftgateError:
+    """One error that tells all of them, of which there is at least one."""
+    if len(problems) == 1:
+        return problems[0]
+    message = "; ".join(each.message for each in problems)
+    return DraftgateError(ErrorCode.INVALID_ARGUMENT, message)
 
 
 def to_wire(error: DraftgateError) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from draftgate.cli.logs import set_log_level
 from draftgate.cli.render import say
 from draftgate.config import Settings, changed, gateway_config
-from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.errors import DraftgateError, joined
 from draftgate.gateway.config import RequestRules
 from draftgate.gateway.orders import Reload, SetLogLevel
 from draftgate.gateway.problems import config_problems
@@ -84,7 +84,7 @@ def _read(reread: Callable[[], Settings]) -> Settings:
         # The model is not loaded again; what its own file says is for the gateway to look at.
         tokenizer_dir=None,
     )
-    problems = [each.message for each in config_problems(config)]
+    problems = list(config_problems(config))
     if problems:
-        raise DraftgateError(ErrorCode.INVALID_ARGUMENT, "; ".join(problems))
+        raise joined(problems)
     return settings

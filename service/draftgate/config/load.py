@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from draftgate import yamlfile
 from draftgate.config.environment import read_environment, strangers
 from draftgate.config.settings import Settings
-from draftgate.errors import DraftgateError, ErrorCode
+from draftgate.errors import DraftgateError, ErrorCode, joined
 
 __all__ = ["Examined", "Loaded", "changed", "examine", "load"]
 
@@ -57,11 +57,8 @@ def load(file: Path | None = None, flags: Mapping[str, object] | None = None) ->
     that begins like a setting's and is none.
     """
     found = examine(file, flags)
-    if len(found.problems) == 1:
-        raise found.problems[0]
     if found.problems:
-        message = "; ".join(each.message for each in found.problems)
-        raise DraftgateError(ErrorCode.INVALID_ARGUMENT, message)
+        raise joined(found.problems)
     assert found.settings is not None
     return Loaded(found.settings, found.sources)
 
